@@ -10,16 +10,16 @@ from collections.abc import Mapping
 import msgspec
 
 STUCK_PERIODS = 5
-"""The agent counts as stuck after this many check periods without a check."""
+"""Number of check periods without a check after which the agent counts as stuck."""
 
 
 def is_stuck(age_s: float, check_period_s: float) -> bool:
-    """Return whether the last check, ``age_s`` ago, is older than STUCK_PERIODS periods and at least 2 s."""
+    """Return whether ``age_s``, the age of the last check, is more than STUCK_PERIODS periods and at least 2 s."""
     return age_s >= max(STUCK_PERIODS * check_period_s, 2.0)
 
 
 class PeakAnswer(msgspec.Struct, frozen=True):
-    """State of rule ``peak`` for a job (limit_rules.md 2): cores, ``_s`` seconds, ratios in [0, 1]."""
+    """State of rule ``peak`` for a job (limit_rules.md 2) in cores; ``_s`` fields are seconds, ratios in [0, 1]."""
 
     peak_cores: float | None
     target_cores: float | None
@@ -35,7 +35,7 @@ class PeakAnswer(msgspec.Struct, frozen=True):
 class ExplainedPeak(PeakAnswer, frozen=True):
     """``PeakAnswer`` in words: ``because`` explains the present limit, ``next`` the effect of the next check.
 
-    ``_at`` is in seconds since 1970, None if it has not happened yet."""
+    Fields in ``_at`` are seconds since 1970, None if the event has not happened yet."""
 
     seen_at: float | None = None
     held_at: float | None = None
@@ -86,7 +86,7 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
     @property
     def reclaimed(self) -> float:
-        """Cores of its request that the job gives up now, >= 0."""
+        """Cores by which the job's limit is below its request now, >= 0."""
         return max(self.cpu_limit - self.current_cpu_limit, 0.0)
 
 
@@ -125,10 +125,10 @@ class Counters(msgspec.Struct, frozen=True):
 class ReporterStats(msgspec.Struct, frozen=True):
     """Delivery statistics of a reporter.
 
-    ``sent_total`` counts heartbeats that the receiver accepted, ``failed_total`` failed attempts (one heartbeat may
-    count several times). ``dropped_total`` counts heartbeats that were not delivered: superseded by a newer one, too
-    old for the receiver, or still waiting at the end. ``last_success_at_s`` is in seconds of the monotonic clock, None
-    before the first success. ``last_error`` is one sentence on why the newest attempt failed, "" if it succeeded.
+    ``sent_total`` counts heartbeats that the receiver accepted. ``failed_total`` counts failed attempts, possibly
+    several for one heartbeat. ``dropped_total`` counts heartbeats that were never delivered: superseded by a newer one,
+    too old for the receiver, or still waiting at the end. ``last_success_at_s`` is in seconds of the monotonic clock,
+    None before the first success. ``last_error`` is a sentence on why the newest attempt failed, "" if it succeeded.
     """
 
     sent_total: int = 0
@@ -139,10 +139,10 @@ class ReporterStats(msgspec.Struct, frozen=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """The node's registration. ``tree`` is None if it is not registered or fits no tree (``warning`` says so).
+    """The node's registration. ``tree`` is None if the node is not registered or fits no tree (see ``warning``).
 
-    ``url`` is the scheduler in use now; ``term`` is the term of its last answer, None if that scheduler is alone on its
-    store. ``terms_refused`` counts answers of a scheduler that had lost the lead.
+    ``url`` is the scheduler in use now. ``term`` is the term of its last answer, None if it is alone on its store.
+    ``terms_refused`` counts answers that were refused because their scheduler had lost the lead.
     """
 
     url: str
@@ -153,11 +153,11 @@ class LinkView(msgspec.Struct, frozen=True):
     term: int | None = None
     terms_refused: int = 0
     level: str = ""
-    """Highest level that the stages of a roll-out allow the agent (``may_set_mode``); "" if they do not apply."""
+    """Highest level that the stages of a roll-out allow the agent (``may_set_mode``); "" if no stage applies."""
 
 
 class AssignedView(msgspec.Struct, frozen=True):
-    """State of the executor at a tick: jobs by state, counters since the start, ``problem`` "" if there is none."""
+    """State of the executor at a tick: jobs by state, counters since the start; ``problem`` is "" if there is none."""
 
     kind: str
     states: dict[str, int]
@@ -168,8 +168,8 @@ class AssignedView(msgspec.Struct, frozen=True):
 
 
 class EngineAnswer(msgspec.Struct, frozen=True):
-    """An engine whose jobs the agent follows. ``title`` is its name and version, ``jobs`` the number of jobs it has
-    named, ``problem`` why it does not answer now ("" while it does)."""
+    """An engine whose jobs the agent follows. ``title``: its name and version. ``jobs``: the number of jobs that it has
+    named. ``problem``: why it does not answer now, "" while it does."""
 
     kind: str
     socket: str
@@ -179,8 +179,8 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """``/v1/status``: the agent after its newest check. ``last_tick_age_s`` is the age of that check in seconds at
-    ``now``. ``empty_cgroups`` counts cgroups that match a source but are no jobs because they contain no process."""
+    """``/v1/status``: the agent after its newest check, which was ``last_tick_age_s`` seconds before ``now``.
+    ``empty_cgroups`` counts cgroups that match a source but are no jobs, because they contain no process."""
 
     node_id: str
     layout: str
@@ -259,12 +259,12 @@ class Aggregated(msgspec.Struct, frozen=True):
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True):
-    """One change of a limit, or an attempt at it. ``at`` is in seconds since 1970; cores None: no limit.
+    """One change of a limit, or an attempt to change it. ``at`` is in seconds since 1970; cores None: no limit.
 
-    ``kind``: grow, shrink, restore: a decision of the rule; foreign-raise, foreign-lower: another program wrote; order:
-    the job's engine wrote; reapply: cpumond wrote again after that; adopt: found at the start; pin; mode: the job's
-    mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` are those of
-    ``Decision``; ``reason`` is in words."""
+    ``kind``: the cause. grow, shrink, restore: the rule decided; foreign-raise, foreign-lower: another program wrote;
+    order: the job's engine wrote; reapply: cpumond wrote again after that; adopt: the limit was found at the start;
+    pin; mode: the job's mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and
+    ``by_look`` are those of ``Decision``; ``reason`` is in words."""
 
     at: float
     kind: str
@@ -302,7 +302,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
 
     ``why`` explains the present limit and ``next`` the effect of the next check, in sentences. ``facts`` are the facts
     behind them, by heading. All three are "" from an older agent. ``pinned_until`` is in seconds since 1970. The limit
-    does not shrink for another ``held_s`` seconds, and nothing is measured for another ``start_left_s`` seconds.
+    does not shrink for the next ``held_s`` seconds; nothing is measured for the next ``start_left_s`` seconds.
     """
 
     why: str = ""
@@ -327,7 +327,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
     cpu_limit_given: float | None = None
     xattr_mode: str | None = None
     told_level: str = ""
-    """Highest level that the scheduler's stages allow the agent (``may_set_mode``); "" if they do not apply."""
+    """Highest level that the scheduler's stages allow the agent (``may_set_mode``); "" if no stage applies."""
     paused: bool = False
     pinned_until: float | None = None
     held_s: float = 0.0
@@ -335,7 +335,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
 
 
 class RegisteredJob(msgspec.Struct, frozen=True):
-    """A job that was added over the control socket; ``cpu_limit`` in cores, None: from the cgroup."""
+    """A job that was added over the control socket; ``cpu_limit`` is in cores, None if it is taken from the cgroup."""
 
     job_id: str
     path: str

@@ -1,8 +1,8 @@
 """Decode JSON and TOML from a disk or a peer; any content yields a value or a ContentError.
 
-The decoders also raise other errors than their own: UnicodeDecodeError for bytes that are not UTF-8, RecursionError for
-brackets nested by thousands, plain ValueError for numbers of thousands of digits. Code that reads a file that may be
-damaged calls these functions."""
+The decoders raise not only their own errors, but also UnicodeDecodeError for bytes that are not UTF-8, RecursionError
+for brackets nested by thousands, and plain ValueError for numbers of thousands of digits. Code that reads a file that
+may be damaged calls these functions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ContentError(ValueError):
 
 
 def find_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
-    """Return the decoder of a type, which one thread creates once.
+    """Return the decoder of a type; it is created once, by one thread.
 
-    msgspec inspects a type's fields when it first decodes one. If another thread decodes the same type meanwhile, it
-    uses incomplete data and the process ends with SIGSEGV (seen with 0.22).
+    msgspec inspects a type's fields when it first decodes the type. If a second thread decodes that type meanwhile,
+    this thread uses incomplete data, and the process ends with SIGSEGV (seen with 0.22).
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:
@@ -56,7 +56,7 @@ def decode_text(data: bytes) -> str:
         raise ContentError(f"it is not UTF-8 but {kind}; save it as UTF-8") from None
     if "\0" in text:
         raise ContentError("it has zero bytes, as UTF-16 has; save it as UTF-8")
-    # Like open(): files may come from other systems.
+    # Convert line ends as open() does, because files may come from other systems.
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,6 +1,6 @@
 """Heartbeats sent as differences from the last accepted one; pure.
 
-A difference saves bytes and the work of reading them: most jobs of a node have not changed since a second ago. The full
+A difference saves bytes and the work of reading them: within a second, most jobs of a node do not change. The full
 state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not answered or not
 accepted."""
 
@@ -19,13 +19,13 @@ class Differences:
     def __init__(self) -> None:
         self._base: Heartbeat | None = None
         self._jobs: dict[str, JobReport] = {}
-        """The jobs of ``_base``."""
+        """The jobs of ``_base``, by id."""
         self._count = 0
 
     def make(self, heartbeat: Heartbeat) -> Heartbeat:
-        """Return the message to send for ``heartbeat``: itself, or its difference from the last accepted one.
+        """Return the message to send for ``heartbeat``: in full, or its difference from the last accepted one.
 
-        The next message is full unless ``taken`` is called before."""
+        The next message is full unless ``taken`` is called first."""
         base, self._base = self._base, None
         if base is None or self._count >= FULL_EVERY or heartbeat.incarnation != base.incarnation:
             self._count = 0
@@ -46,7 +46,7 @@ class Differences:
         )
 
     def taken(self, heartbeat: Heartbeat, answer: HeartbeatAnswer) -> None:
-        """Record that ``heartbeat`` (given in full) was accepted, as it is or as a difference."""
+        """Record that ``heartbeat`` was accepted. It is given in full, even if its difference was sent."""
         if answer.differences:
             jobs = {report.job_id: report for report in heartbeat.jobs}
             # A difference cannot distinguish two jobs with the same id.

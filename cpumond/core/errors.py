@@ -20,7 +20,7 @@
         ├── CgroupReadError
         └── CgroupWriteError
 
-A cgroup that vanished is not an error, since jobs end at any moment: readers return None.
+A cgroup that vanished is not an error, because jobs may end at any moment: readers return None.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 class CpumondError(Exception):
     """Base of all errors that are shown as one sentence. ``exit_code`` is the exit code of the command line.
 
-    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path that the descriptor is open on.
+    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path of the file that is open there.
     """
 
     exit_code = EXIT_UNAVAILABLE
@@ -91,10 +91,10 @@ class ConfigError(CpumondError):
 
 class Mistakes:
     """Collects independent mistakes, to report all of them at once. A block in ``apart()`` ends at its first
-    ConfigError. The outer block then raises one error with all of them."""
+    ConfigError. At its end, the outer block raises one error with all of them."""
 
     MOST = 20
-    """The search ends after this many: a file with more is not meant as a configuration."""
+    """Maximum number of mistakes before the search ends: a file with more is not meant as a configuration."""
 
     def __init__(self) -> None:
         self._sentences: dict[str, None] = {}
@@ -185,7 +185,7 @@ class CgroupWriteError(CgroupError):
 
 
 def _resolve_descriptors(text: str) -> str:
-    """Replace paths through this process's descriptors by the paths that the descriptors are open on."""
+    """Replace paths through this process's descriptors by the paths of the files that are open there."""
     return re.sub(r"/proc/self/fd/[0-9]+", _read_link, text) if "/proc/self/fd/" in text else text
 
 
@@ -197,7 +197,7 @@ def _read_link(found: re.Match[str]) -> str:
 
 
 def describe(cause: object) -> str:
-    """Return the short text of an error: the system's words for an OSError, else the message."""
+    """Return the short text of an error: the system's words for an OSError, otherwise the message."""
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno)
     return str(cause)

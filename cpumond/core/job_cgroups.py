@@ -12,15 +12,15 @@ JOBS_SLICE_CGROUP: Final = f"cpumond.slice/{JOBS_SLICE}"
 """Parent of ordinary jobs of kind "systemd"."""
 IDLE_NAME: Final = "cpumond-reclaimed"
 IDLE_SLICE: Final = "cpumond_reclaimed.slice"
-"""Parent of jobs on reclaimed CPU. A dash in a slice's name would mean a level; this one is a child of the root."""
+"""Parent of jobs on reclaimed CPU. A dash in its name would put it below another slice; its parent is the root."""
 
 INSTALLED_DROP_INS: Final = "/usr/share/cpumond/systemd"
 """Folder of executor.conf and cpumond.service.d in the Debian package; in a checkout it is systemd/."""
 
 
 def name_idle_parent(root: str) -> str:
-    """Return the parent cgroup of jobs on reclaimed CPU of a "cgroup" executor whose ordinary jobs are in ``root``.
-    It is a child of the hierarchy's root that no other executor uses."""
+    """Return the parent cgroup of jobs on reclaimed CPU for a "cgroup" executor whose ordinary jobs are in ``root``.
+    The parent is a child of the hierarchy's root, and no other executor uses it."""
     return IDLE_NAME if root in ("", DEFAULT_ROOT) else f"{IDLE_NAME}-{root.replace('/', '-')}"
 
 

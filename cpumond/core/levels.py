@@ -1,4 +1,4 @@
-"""Levels of how much an agent may do to the limits of its jobs, in the order of a roll-out. Pure."""
+"""Levels: how far an agent may change the limits of its jobs, in the order of a roll-out. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ Level = Literal["off", "shadow", "up-only", "guarantee", "weight", "quota"]
 """The last three mean mode reclaim with that actuator; the others are modes."""
 
 Actuator = Literal["guarantee", "weight", "quota"]
-"""The setting of a foreign container that follows its guarantee: none, its weight, or its quota. Ordered from the
-least to the most active."""
+"""The setting of a foreign container that follows the container's guarantee: none, its weight, or its quota. Ordered
+from the least to the most active."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 """Ordered from the least to the most active."""
@@ -33,5 +33,5 @@ def is_above(a: Level, b: Level) -> bool:
 
 
 def read_level(text: str) -> Level:
-    """Return the level that a scheduler sent; ``SAFE`` for none, or for one of a later version."""
+    """Return the level that a scheduler sent; ``SAFE`` if it sent none, or a level of a later version."""
     return next((each for each in LEVELS if each == text), SAFE)

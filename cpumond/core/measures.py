@@ -28,13 +28,13 @@ def stable_fraction(name: str) -> float:
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|min|m|h|d|w)\s*", re.ASCII)
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PARTS_OF_S = {"us": 1_000_000.0, "ms": 1_000.0}
-"""Divisors, because 570 / 1000 is 0.57 and 570 * 0.001 is not."""
+"""Divisors, because 570 / 1000 is 0.57 but 570 * 0.001 is not."""
 
 
 def parse_duration_s(value: object) -> float:
     """Parse a duration to seconds: a bare number is milliseconds (as in YTsaurus), a string carries its unit.
 
-    Units: us, ms, s, m or min, h, d, w. A string may add several ("1h30m"); a string of digits alone is milliseconds.
+    Units: us, ms, s, m or min, h, d, w. A string may be a sum ("1h30m"); a string of digits alone is milliseconds.
     Raises ValueError with the accepted forms.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -69,7 +69,7 @@ def _parse_duration_text_s(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """Format a duration as people write it: 250ms, 1s, 10s, 5m, 1h; 90s stays 90s.
 
-    ``parse_duration_s`` returns exactly ``seconds`` for it, unless they are negative or not finite."""
+    ``parse_duration_s`` returns exactly ``seconds`` for this text, unless ``seconds`` is negative or not finite."""
     if seconds <= 0 or not math.isfinite(seconds):
         return f"{seconds:g}s"
     if seconds < 1:
@@ -118,7 +118,7 @@ def count_cores(cores: float | None) -> str:
 
 
 def cores_to_quota_us(cores: float, period_us: int) -> int:
-    """Return the quota in microseconds per period that gives ``cores`` (>= 0), rounded to the nearest one."""
+    """Return the quota in microseconds per period that gives ``cores`` (>= 0), rounded to whole microseconds."""
     return round(cores * period_us)
 
 

@@ -1,9 +1,9 @@
 """Choose which scheduler a client asks next, and when, and reject answers of outdated terms.
 
 One scheduler leads; the others are standbys, which answer 503 and name the leader. A client stays with the address that
-accepted its last request. Each other address has a time from which it is asked again, drawn at random, so that a
-thousand clients that lose their scheduler at the same moment do not reach the next one at the same moment. Pure: time
-and random numbers are arguments."""
+accepted its last request. For each other address, the time of the next request is drawn at random: a thousand clients
+that lose their scheduler at the same moment must not reach the next one at the same moment. Pure: time and random
+numbers are arguments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FIRST_RETRY_S: Final = 1.0
 """Upper bound of the wait after the first failure; it doubles with each further failure in a row."""
 
 SPREAD: Final = 0.5
-"""A standby is asked again after its period, varied at random by up to this part of it."""
+"""The period after which a standby is asked again varies at random by up to this part of it."""
 
 PATIENCE: Final = 2.0
-"""An address that did not answer is avoided for this multiple of the time spent waiting, if there is another one."""
+"""Multiple of the time spent waiting for which an address that did not answer is avoided, if there are others."""
 
 LONG_PERIOD_S: Final = 5.0
 """A node with a longer period asks a standby twice per period, so that it is not the last to find the new leader."""
@@ -33,7 +33,7 @@ LONG_PERIOD_S: Final = 5.0
 LOST_LEAD: Final = (
     "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"
 )
-"""The error of a 503 that replaces an answer that was not ready in time."""
+"""The error of the 503 that a scheduler sends if it lost the lead before its answer was ready."""
 
 _LEADER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _PORTS: Final = {"http": 80, "https": 443}
@@ -48,7 +48,7 @@ def backoff_s(failures: int, retry_max_s: float, rng: random.Random) -> float:
 
 
 def standby_period_s(heartbeat_period_s: float) -> float:
-    """Return the period at which a node asks a standby: its heartbeat period, or half of it if that is long."""
+    """Return the period at which a node asks a standby: its heartbeat period, or half of that if it is long."""
     return min(heartbeat_period_s, max(LONG_PERIOD_S, heartbeat_period_s / 2))
 
 
@@ -58,8 +58,8 @@ def is_standby(status: int, leader: str | None, error: str) -> bool:
 
 
 def was_not_done(error: str) -> bool:
-    """Return whether the scheduler was a standby when the request came, so that another may be asked safely. False
-    if it lost the lead before it could answer."""
+    """Return whether the scheduler was a standby when the request came; if so, a different one may be asked safely.
+    False if it lost the lead before it could answer."""
     return error.startswith("standby")
 
 
@@ -71,8 +71,8 @@ class Terms:
         self.refused_total = 0
 
     def accept(self, term: int | None) -> bool:
-        """Return whether an answer of ``term`` may be used; None: its scheduler is alone on its store and has no
-        terms."""
+        """Return whether an answer with ``term`` may be used. ``term`` None: the scheduler is alone on its store and
+        has no terms."""
         if term is None:
             return True
         if self.highest is not None and term < self.highest:
@@ -84,7 +84,7 @@ class Terms:
 
 class _Address(msgspec.Struct):
     failures: int = 0
-    """Failures in a row."""
+    """Number of failures in a row."""
     due_s: float = -math.inf
     """Earliest time of the next request."""
     asked_at_s: float = -math.inf
@@ -96,9 +96,9 @@ class Route:
     """Chooses the address to ask next among ``addresses`` (one or more ``http://host:port``, with or without a path).
 
     ``current`` is that address. Each request is followed by one call of ``taken``, ``refused``, ``unanswered`` or
-    ``standby``. All but the first may change ``current`` and return the seconds (>= 0) to wait before it is asked.
-    ``now_s`` is of any clock that never steps; ``retry_max_s`` bounds the wait after failures; ``rng`` draws the waits.
-    With one address and no standby the waits are ``backoff_s`` of the failures in a row.
+    ``standby``. All but ``taken`` may change ``current``, and return the seconds (>= 0) to wait before ``current`` is
+    asked. ``now_s`` is of any clock that never steps; ``retry_max_s`` bounds the wait after failures; ``rng`` draws the
+    waits. With one address and no standby, the wait is ``backoff_s`` of the number of failures in a row.
     """
 
     def __init__(self, addresses: Sequence[str], retry_max_s: float, rng: random.Random) -> None:
@@ -109,11 +109,11 @@ class Route:
         self.current = self._given[0]
 
     def taken(self) -> None:
-        """Record success: the client stays with this address, and past results of the others are forgotten."""
+        """Record success: the client stays with this address and forgets past results of the others."""
         self._states = {address: _Address() for address in dict.fromkeys((*self._given, self.current))}
 
     def refused(self, now_s: float) -> float:
-        """Record that the request was refused, as any other scheduler would refuse it: ask this one again."""
+        """Record that the request was refused, as any scheduler would refuse it: ask the same address again."""
         state = self._states[self.current]
         state.failures += 1
         pause_s = backoff_s(state.failures, self._retry_max_s, self._rng)
@@ -121,7 +121,7 @@ class Route:
         return pause_s
 
     def unanswered(self, began_at_s: float, now_s: float) -> float:
-        """Record that no usable answer came to the request of ``began_at_s``: ask the next address."""
+        """Record that the request of ``began_at_s`` got no usable answer: ask the next address."""
         state = self._states[self.current]
         state.failures += 1
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)
@@ -132,35 +132,35 @@ class Route:
         return self._move(now_s)
 
     def standby(self, leader: str | None, period_s: float, began_at_s: float, now_s: float) -> float:
-        """Record a standby's answer: ``leader`` is the address that it names, ``period_s`` the period to ask it
-        again."""
+        """Record a standby's answer. ``leader``: the address that the standby names. ``period_s``: the period after
+        which the standby is asked again."""
         state = self._states[self.current]
         state.failures = 0
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)
-        # Several standbys are asked in turn, together as often as a single one.
+        # Several standbys are asked in turn, all together as often as a single one.
         standbys = sum(each.failures == 0 and each.asked_at_s > -math.inf for each in self._states.values())
         state.due_s = now_s + standbys * period_s * self._rng.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         named = self._find(leader)
         if named is not None and named != self.current:
             if named not in self._states:
-                # At most one address that is not from the configuration.
+                # Keep at most one address that is not from the configuration.
                 kept = (*self._given, self.current)
                 self._states = {each: at for each, at in self._states.items() if each in kept}
                 self._states[named] = _Address()
-            # Ask it at once, unless it failed to answer just now: the standby may name an outdated leader.
+            # Ask the leader at once, unless it failed to answer just now: the standby may name an outdated leader.
             other = self._states[named]
             other.due_s = min(other.due_s, other.asked_at_s + PATIENCE * max(period_s, other.took_s))
         return self._move(now_s, named)
 
     def _move(self, now_s: float, named: str | None = None) -> float:
-        """Move to the address that may be asked first; among those that may be asked now, to ``named``."""
+        """Move to the address that may be asked first; if several may be asked now, prefer ``named``."""
         self.current = min(
             self._states, key=lambda address: (max(self._states[address].due_s, now_s), address != named)
         )
         return max(self._states[self.current].due_s - now_s, 0.0)
 
     def _find(self, leader: str | None) -> str | None:
-        """Return the address that a standby names: the configured one with that host and port, else a new one."""
+        """Return the leader's address: the configured one with the host and port in ``leader``, else a new one."""
         place = parse_leader(leader)
         if place is None:
             return None

@@ -20,7 +20,7 @@ ABOVE: Final = "above the first [table]"
 """Where keys outside of any table belong."""
 
 MAX_QUOTED: Final = 200
-"""A sentence shows at most this many characters of a value."""
+"""Maximum characters of a value that a sentence shows."""
 
 
 def normalise_table(
@@ -33,9 +33,9 @@ def normalise_table(
 ) -> dict[str, Any]:
     """Return ``raw`` with normalised keys and durations in seconds, each value checked against the field of ``struct``.
 
-    ``whole`` is the struct that the whole file is read as (default: ``struct``). The error about an unknown key names
-    the table of ``whole`` where it belongs, or the nearest known name. The error about a wrong value names file, key
-    and allowed range. Raises ConfigError with one sentence for each wrong key.
+    ``whole`` is the struct that describes the whole file (default: ``struct``). The error about an unknown key names
+    the table of ``whole`` where the key belongs, or the nearest known name. The error about a wrong value names file,
+    key and allowed range. Raises ConfigError with one sentence for each wrong key.
     """
     whole = whole or struct
     prefix = f"{file}: {path}." if path else f"{file}: "
@@ -69,7 +69,7 @@ def normalise_table(
 
 @functools.cache
 def _find_homes(struct: type[msgspec.Struct], name: str, path: str = "") -> list[str]:
-    """Return the tables in which a key belongs in a file read as ``struct``, only those of the least depth."""
+    """Return the tables in which a key belongs, in a file read as ``struct``; only those of the least depth."""
     fields = _list_fields(struct)
     if name in fields:
         return [path or ABOVE]
@@ -219,7 +219,7 @@ def _kind_of(value: object) -> str:
 
 
 def _quote(value: object) -> str:
-    """Format a value for a sentence. Numbers of thousands of digits and deep lists give "..."."""
+    """Format a value for a sentence. Numbers of thousands of digits and deep lists become "..."."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):

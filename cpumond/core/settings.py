@@ -57,8 +57,8 @@ def read_layers(
 
 @contextlib.contextmanager
 def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
-    """Add file and line to a ConfigError about ``path``; ``texts``: file -> text, the file that takes precedence
-    last."""
+    """Add file and line to a ConfigError about ``path``. ``texts``: maps files to their texts; the file that takes
+    precedence comes last."""
     try:
         yield
     except ConfigError as error:
@@ -94,7 +94,7 @@ def _find_place(told: str, texts: Mapping[str, str]) -> str:
 
 
 def find_ignored(folder: str) -> list[str]:
-    """Return files in ``conf.d`` that are ignored because of their ending and do not look like copies."""
+    """Return files in ``conf.d`` that are ignored because of their ending, except those that look like copies."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     copies = re.compile(r"[.].*|.*~|README.*|.*[.](bak|orig|old|disabled|example|dpkg-\w+|rpm\w+)")
     places = [os.path.join(folder, name) for name in names if not name.endswith(".toml") and not copies.fullmatch(name)]
@@ -102,9 +102,9 @@ def find_ignored(folder: str) -> list[str]:
 
 
 def is_drop_in(folder: str, name: str) -> bool:
-    """Return whether a file in ``conf.d`` is read. Leftovers of editors and package managers begin with a dot."""
+    """Return whether a file in ``conf.d`` is read; leftovers of editors and package managers begin with a dot."""
     place = os.path.join(folder, name)
-    # A file that is gone or unreadable is an error: the user wrote it.
+    # A missing or unreadable file counts, so that reading it fails: the user wrote it.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))
 
 
@@ -121,7 +121,7 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
 
 
 def find_rights_of_others(path: str, status: os.stat_result) -> str:
-    """Return why a file with secrets may not be used (users other than its owner have rights to it); "" if it may.
+    """Return why a file with secrets may not be used (users other than its owner have rights to it); "" if it may be.
 
     ``status`` must be that of the open file, so that the file cannot be replaced between this check and the reading."""
     mode = stat.S_IMODE(status.st_mode)

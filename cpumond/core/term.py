@@ -1,8 +1,8 @@
-"""The term of a scheduler's answers: it identifies which scheduler on a shared store led at that time.
+"""The term in a scheduler's answers: it shows which of the schedulers on a shared store led at that time.
 
-Each take-over begins a term, larger than all before it. Every answer of a leader has its term in the header
-``TERM_HEADER``; an answer without it is from a scheduler that is alone on its store. A client that has seen a term
-refuses answers with a lower one: they are from a scheduler that lost the lead and has not noticed."""
+Each take-over begins a new term, with a larger number than all before. Every answer of a leader has its term in the
+header ``TERM_HEADER``; an answer without this header is from a scheduler that is alone on its store. A client that has
+seen a term refuses answers with a lower one: they are from a scheduler that lost the lead and has not noticed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from cpumond.core.errors import AccessError, ConfigError, describe
 
 
 def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
-    """Create the TLS context that trusts the authorities in ``ca_file`` (PEM), or those of the system for "".
+    """Create the TLS context that trusts the authorities in ``ca_file`` (PEM) or, if that is "", those of the system.
 
     ``key`` names the setting of the file, for messages. Raises ConfigError or AccessError."""
     if not ca_file:
@@ -27,14 +27,14 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
 
 
 def describe_tls_error(error: BaseException, advice: str) -> str:
-    """Explain why a TLS connection failed; "" if the error has another reason.
+    """Explain why a TLS connection failed; "" if the error has nothing to do with TLS.
 
     ``advice`` is the remedy for an unknown authority."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):
             reason = seen.verify_message.rstrip(".")
-            # X509_V_ERR codes of an expired certificate or one for another name: another authority would not help.
+            # X509_V_ERR codes of an expired certificate, or of one for a different name: no other authority would help.
             if seen.verify_code in (9, 10, 62, 64):
                 return f"its certificate is not valid: {reason}; see [api] certificate of the scheduler"
             return f"its certificate is not trusted: {reason}; {advice}"

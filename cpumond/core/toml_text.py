@@ -7,7 +7,7 @@ import tomllib
 from typing import Final
 
 MAX_LINE: Final = 120
-"""A sentence shows at most this many characters of a line."""
+"""Maximum characters of a line that a sentence shows."""
 
 MAX_CHARACTERS: Final = 8 * 1024 * 1024
 """Maximum length of a file; ten thousand pools with twenty options each take a quarter of it."""
@@ -17,7 +17,7 @@ MAX_NAMES: Final = 200
 """Maximum number of names in a dotted key; enough for a pool a hundred levels deep."""
 
 MAX_STEPS: Final = 20_000_000
-"""Maximum cost of parsing dotted keys: the sum of the squares of their numbers of names."""
+"""Maximum cost of parsing dotted keys: the sum, over all of these keys, of the square of the number of names."""
 
 Path = tuple[str, ...]
 
@@ -46,8 +46,8 @@ UNIT: Final = r"[-+]?[0-9._]+ ?([mun]?s|min|[mhdw]|[kKMGT]i?B?|%)"
 
 
 def list_lines(text: str) -> dict[Path, int]:
-    """Return the line where each key and table is first named. The tables of ``[[source]]`` are also listed as
-    sentences call them ("source 2")."""
+    """Return the line where each key and table is first named. The tables of ``[[source]]`` are also listed under the
+    names that sentences use ("source 2")."""
     lines: dict[Path, int] = {}
     place: Path = ()
     counts: dict[str, int] = {}
@@ -62,7 +62,7 @@ def list_lines(text: str) -> dict[Path, int]:
             named = () if key is None else (*place, *_split_path(key[1]))
         counted = (f"{named[0]} {counts[named[0]]}", *named[1:]) if named and named[0] in counts else named
         for path in (named, counted):
-            # If a path is known, so are its parents: only the new part of a key costs time.
+            # If a path is known, its parents are known, too: only the new part of a key costs time.
             for depth in range(len(path), 0, -1):
                 if lines.setdefault(path[:depth], number) != number:
                     break
@@ -85,7 +85,7 @@ def _split_path(text: str) -> Path:
 
 
 def find_excess(text: str) -> str:
-    """Return why a text would take the parser too long; "" if it may be parsed."""
+    """Return why the parser would take too long for a text; "" if the text may be parsed."""
     if len(text) > MAX_CHARACTERS:
         return f"it is longer than {MAX_CHARACTERS // 2**20} MiB; split it"
     rest = NO_KEYS.sub(lambda found: "" if found[0][0] == "#" else "_", text)
@@ -122,7 +122,7 @@ def explain_toml(text: str, said: str) -> str:
 
 
 def _find_unclosed(lines: list[str], what: str) -> str:
-    """Return a clause about an unclosed bracket, from the parser's message; "" for none."""
+    """Return a clause about an unclosed bracket, from the parser's message; "" if there is none."""
     sign = "]" if "array" in what else "}" if "inline table" in what else ""
     if not what.startswith("Unclosed") or not sign:
         return ""
@@ -186,7 +186,7 @@ def _find_remedy(line: str, what: str) -> str:
 
 
 def _pair(key: str, value: str) -> str:
-    """Return ``key = value``, with the value in quotes if it is not TOML without them."""
+    """Return ``key = value``, with the value in quotes if it is not valid TOML without them."""
     line = f"{key} = {value}"
     return line if _is_toml(line) else f'{key} = "{value}"'
 

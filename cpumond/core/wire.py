@@ -6,9 +6,9 @@ complete state of the node, so lost heartbeats lose no information. ``incarnatio
 ``sequence`` grows by at least one with each heartbeat of a run. A receiver drops a heartbeat that is not newer than the
 last one (same incarnation, sequence not larger) or whose incarnation is not the one that registered last.
 
-The answer is level-triggered too. It repeats jobs to start (as many as fit) and to stop until a heartbeat shows that
-the node has acted. A node ignores the order to start a job that it has or had, and the order to stop one that it does
-not have.
+The answer is level-triggered, too. It repeats jobs to start (as many as fit) and jobs to stop until a heartbeat shows
+that the node has acted. A node ignores the order to start a job that it has or had, and the order to stop a job that it
+does not have.
 
 CPU values are cores (1.0 = one CPU all the time), memory is in bytes. ``cpumond schema NAME`` prints the JSON Schema.
 """
@@ -55,11 +55,11 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cpu_seconds: _CoreSeconds | None = None
     """Requested CPU by which its limit was lowered (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
     ordered_cpu_seconds: _CoreSeconds | None = None
-    """CPU that it could have used without the agent (1.7, ``aggregated_max_cpu_usage``)."""
+    """CPU that the job could have used without the agent (1.7, ``aggregated_max_cpu_usage``)."""
     throttled_cpu_seconds: _CoreSeconds | None = None
-    """Time for which a quota throttled its threads, summed over CPUs."""
+    """Time for which a quota throttled the job's threads, summed over CPUs."""
     late_cpu_seconds: _CoreSeconds | None = None
-    """The part of ``throttled_cpu_seconds`` in which the agent held its limit below what it could have had."""
+    """The part of ``throttled_cpu_seconds`` in which the agent held the limit below what the job could have had."""
 
 
 CPU_COUNTERS: Final = CpuUse.__struct_fields__
@@ -69,7 +69,7 @@ cpu_times: Final[Callable[[CpuUse], CpuTimes]] = attrgetter(*CPU_COUNTERS)
 
 
 class JobFigures(CpuUse, frozen=True, kw_only=True):
-    """Figures of a live job from its node; the last four are of the last check, null before the first one."""
+    """Figures of a live job from its node; the last four fields are of the last check, null before the first check."""
 
     cpu_usage: _Cores | None = None
     min_cpu_limit: _Cores | None = None
@@ -102,19 +102,19 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, omit_defaul
     smoothed_cpu_usage: _Cores | None = None
     mode: str = "reclaim"
     from_scheduler: bool = False
-    """Whether the scheduler ordered this job; other jobs only occupy resources. ``task`` is from its order."""
+    """Whether the scheduler ordered this job; all others only occupy resources. ``task`` is from the job's order."""
     stopping: bool = False
-    """It was asked to stop and has not ended."""
+    """Whether the job was asked to stop and has not ended."""
     task: str = ""
     start_time: float | None = None
     memory: _Bytes | None = None
-    """Bytes that it may use now; null for its request."""
+    """Bytes that the job may use now; null if that is its request."""
     cgroup: str = ""
-    """Relative to the root of the hierarchy of the cpu controller."""
+    """Path relative to the root of the hierarchy of the cpu controller."""
     checkpoint_at: float | None = None
-    """Time of its last checkpoint by its node's clock; null for never. Schedulers before 0.2 do not know it."""
+    """Time of the job's last checkpoint by its node's clock; null if it made none. Unknown to schedulers before 0.2."""
     over_reserve: bool = False
-    """Whether it uses more memory than it reserves; set only if its order has a ``memory_reserve``."""
+    """Whether the job uses more memory than it reserves; set only if the job's order has a ``memory_reserve``."""
 
 
 class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
     max_memory: _Bytes | None = None
     cgroup: str = ""
     stderr_size: _Bytes | msgspec.UnsetType = msgspec.UNSET
-    """Bytes that it wrote to stderr, omitted if unknown; sent only to a scheduler that ``knows_stderr_size``."""
+    """Bytes that the job wrote to stderr, omitted if unknown; sent only to a scheduler that ``knows_stderr_size``."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +168,7 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     bound: Level
     may_set_mode: bool = False
     knows_guarantee: bool = False
-    """Whether it knows the level ``guarantee``; an agent that does not stays in shadow when it receives that level."""
+    """Whether the agent knows the level ``guarantee``; if not, it stays in shadow when it receives that level."""
     limit_rule: Annotated[str, msgspec.Meta(max_length=100)] = ""
     is_paused: bool = False
     metrics: Annotated[str, msgspec.Meta(max_length=300)] = ""
@@ -183,21 +183,21 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     control_group: Literal["job", "host"] = "job"
     """The unit left in shadow for comparison, single jobs or the whole host; such a job has ``mode`` "control"."""
     max_log_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
-    """Maximum bytes kept of each of a job's streams; 0 if the agent does not bound them itself."""
+    """Maximum bytes kept of each of a job's output streams; 0 if the agent does not bound them itself."""
     knows_secrets: bool = False
-    """Whether it gives jobs the ``secrets`` of their orders; otherwise no such job is sent to it."""
+    """Whether the agent gives jobs the ``secrets`` of their orders; if not, no job with secrets is sent to it."""
     idle_class: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    """How jobs on reclaimed CPU yield to others: "idle" (cpu.idle), "lowest weight" without it, "" not at all."""
+    """How jobs on reclaimed CPU yield to others: "idle" (cpu.idle), "lowest weight" without cpu.idle, "" not at all."""
 
 
 class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
     """A heartbeat as a scheduler reads it: the full state or, with ``base``, the changes since the last accepted one.
 
-    ``base`` is the sequence of that heartbeat. Then ``jobs`` are the new or changed ones, ``gone`` the ids of those
-    that ended, ``job_count`` the number of live ones. Differences are sent only if the scheduler's last answer said
-    ``differences``. A scheduler that does not know the base, or counts another number of jobs, drops the heartbeat and
-    asks for the ``full`` state. ``about`` holds changes of the agent itself, sent only if the last answer had
-    ``knows_about``."""
+    ``base`` is the sequence of that heartbeat. With ``base``, ``jobs`` are the new or changed jobs, ``gone`` the ids of
+    jobs that ended, ``job_count`` the number of live jobs. Differences are sent only if the scheduler's last answer
+    said ``differences``. A scheduler that does not know the base, or counts a different number of jobs, drops the
+    heartbeat and asks for the ``full`` state. ``about`` holds changes of the agent itself; it is sent only if the last
+    answer had ``knows_about``."""
 
     base: Annotated[int, msgspec.Meta(ge=0)] | None = None
     gone: Annotated[list[_Name], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
@@ -213,7 +213,7 @@ class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1_000
     gpu: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     network: Annotated[float, msgspec.Meta(ge=0.0, le=1e15)] = 0.0
-    """Bounded like the others: sums over nodes must be finite, or no update of the tree succeeds."""
+    """Bounded like the other resources: sums over nodes must be finite, or no update of the tree succeeds."""
 
 
 class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,10 +257,10 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
       reclaimed CPU have no ceiling).
     - ``cpu_monitor_moves``: "weight": its ceiling stays while its guarantee moves; else the actuator of its node
       decides (1.6).
-    - ``interruption_signal``: the name of the signal that interrupts it, "" for SIGTERM; all of its processes receive
-      it, or only the first with ``signal_root_process_only``.
+    - ``interruption_signal``: the name of the signal that interrupts the job, "" for SIGTERM. All of its processes
+      receive the signal, or only the first with ``signal_root_process_only``.
     - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.
-    - ``memory_reserve``: the memory reserved for it, at most ``memory_limit``, at which it fails; 0: all of that.
+    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``; 0: all of ``memory_limit``.
     """
 
     job_id: str
@@ -290,22 +290,22 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def moves_ceiling(self) -> bool:
-        """Whether it has a quota that may follow its guarantee."""
+        """Whether the job has a quota that may follow its guarantee."""
         return self.has_ceiling and self.cpu_monitor_moves != "weight"
 
     @property
     def reserved_memory(self) -> int:
-        """Bytes of memory reserved for it on its node."""
+        """Bytes of memory reserved for the job on its node."""
         return self.memory_reserve or self.memory_limit
 
     @property
     def has_ceiling(self) -> bool:
-        """Whether it has a quota of ``cpu_limit``."""
+        """Whether the job has a quota of ``cpu_limit``."""
         return not self.reclaimed if self.set_container_cpu_limit is None else self.set_container_cpu_limit
 
 
 class StopOrder(msgspec.Struct, frozen=True):
-    """A job to interrupt, and kill ``timeout_s`` later; ``kind`` and ``why`` are those of its preemption record."""
+    """A job to interrupt, and to kill ``timeout_s`` later; ``kind`` and ``why`` are those of its preemption record."""
 
     job_id: str
     timeout_s: _Seconds

@@ -16,11 +16,11 @@ LAST_DAY = 253_402_128_000.0
 GIB: Final = 2.0**30
 
 MAX_COMPARED: Final = 50
-"""A misspelt name is compared with at most this many names."""
+"""Maximum number of known names with which a misspelt name is compared."""
 MAX_COMPARED_CHARS: Final = 100
 
 MAX_NAME: Final = 80
-"""A message shows at most this many characters of a name."""
+"""Maximum characters of a name that a message shows."""
 
 _UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -31,8 +31,8 @@ def escape(name: str) -> str:
 
 
 def escape_json(text: str | bytes) -> str:
-    """Escape control characters and direction marks in JSON. Only texts hold them; they are C1 controls and
-    direction marks, which could move the cursor or reverse text."""
+    """Escape C1 control characters and direction marks in JSON, where only texts contain them: they could move the
+    cursor or reverse text."""
     text = text.decode() if isinstance(text, bytes) else text
     return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
@@ -80,7 +80,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Format a fraction as percent with one decimal, more if only zeros would be seen."""
+    """Format a fraction as percent with one decimal, or with more if one decimal would show only zeros."""
     percent = fraction * 100.0
     return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
 
