@@ -15,12 +15,12 @@ from cpumond.host.cgroup.v2 import V2Cgroup
 
 
 def open_cgroup(hierarchies: Hierarchies, path: str) -> Cgroup | None:
-    """Open the cgroup at ``path`` (relative); None if there is none. Raises CgroupReadError."""
+    """Open the cgroup at ``path`` (relative); None if it does not exist. Raises CgroupReadError."""
     return _choose_class(hierarchies).open(hierarchies, path)
 
 
 def read_host_cores(hierarchies: Hierarchies) -> float:
-    """Return the CPU that all cgroups have together, in cores: the CPUs online, less if the hierarchies' own roots
+    """Return the CPU that all cgroups have together, in cores: the CPUs online, or less if the hierarchies' own roots
     have a quota or a cpuset, as in a container. Raises CgroupReadError."""
     quota_cores = _choose_class(hierarchies).read_quota(hierarchies.cpu_root)
     return min(float(read_cpus(hierarchies, "")), math.inf if quota_cores is None else quota_cores)

@@ -58,12 +58,12 @@ def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
 class Cgroup:
     """One open cgroup; holds descriptors of its directory and its counters until ``close``.
 
-    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as of the opening.
-    ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has another one (the ctime is no
-    identity, because setting an xattr changes it), a renamed one (v1) keeps it. All reads and writes here concern this
-    identity, whatever its name is and whatever is mounted over it. ``stat_fd`` is the descriptor of its cpu.stat,
-    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS`` is the number it holds,
-    without the one for pressure.
+    ``path`` (relative to the hierarchy of the cpu controller) and ``directory`` (absolute there) are of the time of the
+    opening. ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has a different inode, a
+    renamed one (v1) keeps it. (The ctime is no identity, because setting an xattr changes it.) All reads and writes
+    here concern this identity, whatever the cgroup's name is and whatever is mounted over it. ``stat_fd`` is the
+    descriptor of its cpu.stat, ``usage_fd`` that of the file with its CPU time; both are for looks at many cgroups.
+    ``DESCRIPTORS`` is the number of descriptors it holds, without the one for pressure.
     """
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
@@ -90,11 +90,11 @@ class Cgroup:
 
     @property
     def place(self) -> str:
-        """A path that stays valid for this process."""
+        """A path to the cgroup's directory that stays valid for this process."""
         return held_place(self._fd)
 
     def read_quota_below(self) -> float:
-        """Return the least quota in cores that the kernel accepts because of quotas below; 0 if there are none."""
+        """Return the least quota in cores that the kernel accepts because of quotas below it; 0 if none exist."""
         return 0.0
 
     def is_there(self) -> bool:
@@ -124,8 +124,8 @@ class Cgroup:
             os.close(fd)
 
     def list_above(self) -> Iterator[tuple[str, str]]:
-        """Yield (name at the time of opening, place) of each cgroup above, the nearest first, the root ("") last: in
-        a container the root has limits, too."""
+        """Yield (name at the time of opening, place) of each cgroup above, the nearest first. The root ("") comes last:
+        in a container it has limits, too."""
         place = self.place
         for name in (*ancestors(self.path), ""):
             place += "/.."
@@ -149,7 +149,7 @@ class Cgroup:
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
 
     def _open_pressure(self) -> int:
-        """Raises CgroupReadError."""
+        """Open the file of the pressure. Raises CgroupReadError."""
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
@@ -199,7 +199,7 @@ class Cgroup:
         raise NotImplementedError
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """Return the least quota above this cgroup, and its place. Raises CgroupReadError."""
+        """Return the least quota above this cgroup, and the place of that quota. Raises CgroupReadError."""
         found = ((name, self.read_quota(place)) for name, place in self.list_above())
         return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
 
@@ -222,11 +222,11 @@ _VITAL: dict[tuple[tuple[int, int], str], dict[str, str]] = {}
 
 
 def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
-    """Return the cgroups that must never be lowered, with reasons: those of PID 1 and of this process.
+    """Return the cgroups whose limits must never be lowered, with reasons: those of PID 1 and of this process.
 
-    They are relative to the hierarchy of the cpu controller at ``root``, and found once; the root and unknown cgroups
-    are left out. In its own cgroup namespace a process sees a path that does not exist in a hierarchy mounted by the
-    host: then the process is searched by its PID.
+    They are relative to the hierarchy of the cpu controller at ``root``. They are looked up once; the root and unknown
+    cgroups are left out. A process in its own cgroup namespace sees a path that does not exist in a hierarchy mounted
+    by the host: then its cgroup is searched by its PID.
     """
     key = (read_identity(root), proc)
     if key not in _VITAL:
@@ -246,7 +246,7 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
 
 
 def _read_cgroup(file: str) -> str | None:
-    """Return the cgroup with the cpu controller from a process' view; None if it sees none."""
+    """Return the cgroup with the cpu controller, as a process sees it; None if the process sees none."""
     by_controller = {}
     with contextlib.suppress(OSError):
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
@@ -257,18 +257,18 @@ def _read_cgroup(file: str) -> str | None:
 
 
 def _holds(directory: str, pid: int) -> bool:
-    """Return whether a process is in a cgroup, by its PID in this PID namespace; those of other namespaces are 0
-    there."""
+    """Return whether a process is in a cgroup, by its PID in this PID namespace. There, processes of other namespaces
+    have PID 0."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), "rb") as file:
             return any(int(line) == pid for line in file)
     except (OSError, ValueError):
-        # Gone, threaded, or a tree of plain files.
+        # The cgroup is gone or threaded, or this is a tree of plain files.
         return False
 
 
 def is_leaf(directory: str) -> bool:
-    """Return whether a cgroup has no child cgroups; a directory's link count is 2 + its children, if it is counted."""
+    """Return whether a cgroup has no child cgroups. A directory's link count, if there is one, is 2 + its children."""
     try:
         links = os.stat(directory).st_nlink
         if links >= 2:
@@ -287,7 +287,7 @@ NO_BANDWIDTH = (
 
 
 def find_missing_quota(directory: str) -> str:
-    """Return the quota file that a cgroup lacks although it has a weight (NO_BANDWIDTH); "" for all others."""
+    """Return the quota file that a cgroup lacks although it has a weight (NO_BANDWIDTH); "" for all other cgroups."""
     for quota, weight in (("cpu.max", "cpu.weight"), ("cpu.cfs_quota_us", "cpu.shares")):
         if os.path.exists(f"{directory}/{quota}"):
             return ""
@@ -324,7 +324,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
 
 
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
-    """Return the number of CPUs of the cgroup: of its cpuset, else the nearest ancestor's, else all CPUs online."""
+    """Return the number of CPUs in the cgroup's cpuset, or else in its nearest ancestor's, or else of CPUs online."""
     if hierarchies.cpuset_root:
         for place in [path, *ancestors(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
@@ -338,19 +338,19 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
 
 
 def is_populated(hierarchies: Hierarchies, path: str) -> bool:
-    """Return whether a cgroup or one below it has a process, including those invisible in this PID namespace. True
-    if no file shows it. Raises CgroupReadError."""
+    """Return whether a cgroup or one below it has a process, including processes invisible in this PID namespace. Also
+    True if no file shows whether it has one. Raises CgroupReadError."""
     if hierarchies.cpu_version == 1 and not sees_all_processes():
         return True
-    # On v1 a process may be in only one hierarchy: systemd moves processes of its units in that of cpu.
+    # On v1 a process may be in only one hierarchy: systemd moves processes of its units in the hierarchy of cpu.
     roots = dict.fromkeys((hierarchies.cpu_root, hierarchies.cpuacct_root))
     return any(_is_populated(os.path.join(root, path)) for root in roots)
 
 
 @functools.cache
 def sees_all_processes() -> bool:
-    """Return whether this process is in the host's first PID namespace. In another one, as in a container, v1 omits
-    processes outside of it from ``cgroup.procs``."""
+    """Return whether this process is in the host's first PID namespace. In a different one, as in a container,
+    ``cgroup.procs`` of v1 omits processes outside of that namespace."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid") == f"pid:[{INITIAL_PID_NAMESPACE}]"
     return False
@@ -430,7 +430,7 @@ def read_pressure_total_s(fd: int) -> float | None:
 
 
 def read_pressure_s(path: str) -> float | None:
-    """Read the seconds in which some task waited for CPU, from the pressure file at ``path``; None without one."""
+    """Read the seconds in which some task waited for CPU, from the pressure file at ``path``; None if it is missing."""
     try:
         with open(path, "rb", buffering=0) as file:
             return parse_pressure_total(file.read(PRESSURE_BYTES))

@@ -1,4 +1,4 @@
-"""Find the present place of a cgroup that was changed under another name: v1 allows renames, and mounts come and go."""
+"""Find the present place of a cgroup that was changed under an old name: v1 allows renames, and mounts come and go."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The idle class: one cgroup above all jobs on reclaimed CPU. They get only the CPU time that other cgroups do not use.
 
 ``cpu.idle`` only counts among siblings, so this cgroup is a child of the hierarchy's root; the jobs below it share by
-their weights as usual. A kernel without ``cpu.idle`` (before 5.15) gives it the lowest weight instead. The kernel
-refuses to write a weight to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight."""
+their weights as usual. Without ``cpu.idle`` (kernels before 5.15) this cgroup has the lowest weight instead. The kernel
+refuses to write a weight to an idle cgroup (EINVAL), so no weight set by systemd or an operator ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOWEST_WEIGHTS: Final = {1: ("cpu.shares", V1_SHARES[0]), 2: ("cpu.weight", V2_
 class IdleClass(msgspec.Struct, frozen=True):
     """How a host makes jobs on reclaimed CPU yield to all others: ``name`` is "" if it does not.
 
-    ``note`` says why the class is less than "idle"; "" if it is not."""
+    ``note`` says why the class is less than "idle"; it is "" for "idle"."""
 
     name: Literal["idle", "lowest weight", ""] = ""
     note: str = ""
@@ -43,7 +43,7 @@ class IdleParent:
         self._weight_file, self._lowest = _LOWEST_WEIGHTS[hierarchies.cpu_version]
 
     def has_idle_file(self) -> bool:
-        """Return whether this kernel has ``cpu.idle``: any cgroup with a weight shows it, but v2's root has none."""
+        """Return whether this kernel has ``cpu.idle``: any cgroup with a weight has the file; v2's root has none."""
         for place in self._list_cgroups():
             if os.path.exists(os.path.join(place, self._weight_file)):
                 return os.path.exists(os.path.join(place, _IDLE_FILE))
@@ -61,12 +61,12 @@ class IdleParent:
         return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
 
     def set(self, advice: str) -> None:
-        """Put the cgroup into its class, unless it is in it. Raises FileNotFoundError if it does not exist (v2: or
-        lacks the cpu controller), CreateError or AccessError (with ``advice``) if the kernel refuses."""
+        """Put the cgroup into its class, unless it is already there. Raises FileNotFoundError if it does not exist or
+        (v2) lacks the cpu controller, CreateError or AccessError (with ``advice``) if the kernel refuses."""
         if self.is_set():
             return
         name, value = (_IDLE_FILE, 1) if self.has_idle_file() else (self._weight_file, self._lowest)
-        # Only a tree of plain files may lack the file; a cgroup has it as soon as it has the cpu controller.
+        # Only a tree of plain files may lack the file: a real cgroup has it as soon as it has the cpu controller.
         create = 0 if os.path.exists(os.path.join(self._directory, "cgroup.procs")) else os.O_CREAT
         try:
             fd = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | create, 0o644)
@@ -81,7 +81,7 @@ class IdleParent:
             raise from_os_error(error, doing, advice) from error
 
     def find_class(self) -> IdleClass:
-        """Describe the class of jobs on this host, also before the first of them."""
+        """Describe this host's class of jobs on reclaimed CPU, even before the first of them."""
         if self.has_idle_file():
             return IdleClass("idle")
         note = "this kernel has no cpu.idle (added in Linux 5.15): jobs on reclaimed CPU get the lowest weight instead"

@@ -1,13 +1,13 @@
-"""Create cgroups for the executor's jobs with their limits, empty, read and remove them, in every relevant hierarchy.
+"""Create empty cgroups with limits for the executor's jobs, read them and remove them, in every relevant hierarchy.
 
-These are always the hierarchies of cpu and CPU time. If they exist and are writable, they include the v1 ``memory``
-hierarchy (limit, peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose
-``cgroup.kill`` no fork escapes.
+The hierarchies of cpu and CPU time are always relevant. So are, if they exist and are writable: the v1 ``memory``
+hierarchy (limit, peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, because no fork
+escapes its ``cgroup.kill``.
 
 Ordinary jobs are in ``root``, jobs on reclaimed CPU in the idle class (``idle``), a child of the hierarchies' root. An
-agent confined to a delegated ``root`` cannot create it there and has it below ``root``. Then these jobs yield only to
-its other jobs, while ``root`` has the weight that its owner gave it. This is not an idle class of the host and is
-reported as none.
+agent confined to a delegated ``root`` cannot create that child, so its class is below ``root``. Then these jobs yield
+only to the agent's other jobs, while ``root`` has the weight that its owner gave it. This is not an idle class of the
+host and is reported as none.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_NAME_BYTES = 255
 V1_NO_MEMORY_LIMIT = 2**60
 """The kernel represents "no limit" as a number of pages that no machine has."""
 MEMORY_STEP = 0.01
-"""Smaller relative changes of memory.high are not written."""
+"""Relative changes of memory.high that are smaller than this are not written."""
 ADVICE = "run as root, or give the agent's user its own cgroups with executor.cgroup_root"
 BUSY = "it contains processes; move them to a cgroup below it, or set executor.cgroup_root to a cgroup without any"
 
 
 class CgroupTotals(msgspec.Struct, frozen=True):
-    """Counters of a job's cgroup: CPU time (s) and peak memory (bytes), None if the kernel does not report them;
-    number of processes that the kernel killed for lack of memory."""
+    """Counters of a job's cgroup: CPU time (s) and peak memory (bytes), None if the kernel does not report them, and
+    the number of processes that the kernel killed for lack of memory."""
 
     cpu_seconds: float | None = None
     max_memory: int | None = None
@@ -50,11 +50,11 @@ class CgroupTotals(msgspec.Struct, frozen=True):
 
 
 class JobCgroupTree:
-    """The cgroups ``<root>/cpumond-job-<job_id>``, or with the idle class in place of ``root``.
+    """The cgroups ``<root>/cpumond-job-<job_id>``; for jobs on reclaimed CPU, the idle class is in place of ``root``.
 
     ``root`` (relative, "" = the hierarchies' own root) and the idle class are created if missing and never removed. On
-    v2 they must have no processes. A tree of plain files is supported in part: forked processes are not seen there. A
-    job's place is looked up each time, so another tree with this ``root`` finds it.
+    v2 they must have no processes. A tree of plain files is supported in part: forked processes are not seen there. The
+    place of a job is looked up each time, so a different object with this ``root`` also finds the job.
     """
 
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
@@ -93,7 +93,7 @@ class JobCgroupTree:
         return os.path.join(self._find_parent(job_id), PREFIX + job_id)
 
     def _find_parent(self, job_id: str) -> str:
-        """Return the parent of a job's cgroup; ``root`` if the job is nowhere."""
+        """Return the parent of a job's cgroup; ``root`` if the job has no cgroup."""
         for mount in self._list_mounts():
             for parent in self._list_parents():
                 if os.path.isdir(os.path.join(mount, parent, PREFIX + job_id)):
@@ -104,8 +104,8 @@ class JobCgroupTree:
         return list(dict.fromkeys((self._root, self._outer_idle, self._inner_idle)))
 
     def _list_mounts(self) -> list[str]:
-        """Return mount points, that of cpu first. They are looked up once: rights and mounts do not change under a
-        running agent."""
+        """Return mount points, that of cpu first. They are looked up once, because rights and mounts do not change
+        while an agent runs."""
         if self._mounts is None:
             places = self.hierarchies
             mounts = [places.cpu_root, places.cpuacct_root]
@@ -136,11 +136,11 @@ class JobCgroupTree:
     ) -> list[str]:
         """Create the cgroup of a job with its limits, and return the ``cgroup.procs`` files for its first process.
 
-        The process must write its id into each of them. The weight is in proportion to ``cpu_limit`` cores, and with
-        ``has_ceiling`` they are also the quota. ``memory_limit`` is in bytes, ``max_tasks`` counts processes and
-        threads; 0 means no limit, and without its controller a limit does not apply. ``reclaimed``: in the idle
-        class, which is set up before its first job. Weight and quota are held to the kernel's bounds, the quota also
-        to those above. Raises CreateError or AccessError; then nothing of the cgroup remains.
+        The process must write its id into each of these files. The weight is in proportion to ``cpu_limit`` cores; with
+        ``has_ceiling``, ``cpu_limit`` is also the quota. ``memory_limit`` is in bytes, ``max_tasks`` counts processes
+        and threads; 0 means no limit, and without its controller a limit does not apply. ``reclaimed``: the cgroup is
+        in the idle class, which is set up before its first job. Weight and quota are held to the kernel's bounds, the
+        quota also to quotas above. Raises CreateError or AccessError; then nothing of the cgroup remains.
         """
         name = PREFIX + job_id
         if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
@@ -160,7 +160,7 @@ class JobCgroupTree:
                     IdleParent(self.hierarchies, parent).set(ADVICE)
                 for each in self._list_parents():
                     directory = os.path.join(mount, each, name)
-                    # An empty one of an earlier life has old counters.
+                    # Remove an empty cgroup of an earlier job: it has old counters.
                     if not _remove_empty(directory) and each != parent:
                         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 directory = os.path.join(mount, path)
@@ -235,21 +235,21 @@ class JobCgroupTree:
         return [self.hierarchies.name(file) for file in found]
 
     def list_processes(self, job_id: str) -> list[int]:
-        """Return the processes in it and below, in any of the hierarchies; empty if it is gone."""
+        """Return the processes in a job's cgroup and below, in any of the hierarchies; empty if the cgroup is gone."""
         return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int, pid: int | None = None) -> None:
-        """Send a signal once to every process in it, or only to ``pid``, skipping those that this process may not
-        signal."""
+        """Send a signal once to every process in a job's cgroup, or only to ``pid``. Processes that this process may
+        not signal are skipped."""
         directories = self._list_directories(job_id)
         send_signal(directories, number, list_processes(directories) if pid is None else [pid])
 
     def kill(self, job_id: str) -> None:
-        """Send SIGKILL to everything in it and below, without waiting for the end."""
+        """Send SIGKILL to all processes in a job's cgroup and below, without waiting for their end."""
         kill_processes(self._list_directories(job_id))
 
     def read_totals(self, job_id: str) -> CgroupTotals:
-        """Return its counters so far; all None if it is gone."""
+        """Return the counters of a job's cgroup so far; all None if the cgroup is gone."""
         path = self.path(job_id)
         places = self.hierarchies
         cpu_seconds: float | None = None
@@ -297,7 +297,7 @@ class JobCgroupTree:
         return None if limit is None or limit >= V1_NO_MEMORY_LIMIT else limit
 
     def hold_memory(self, path: str, high_bytes: int) -> None:
-        """Slow down memory use of the cgroup at ``path`` (relative) above ``high_bytes`` (memory.high, v2 only).
+        """Make the kernel slow down the cgroup at ``path`` (relative) above ``high_bytes`` of memory (memory.high, v2).
 
         Raises OSError."""
         directory = os.path.join(self.hierarchies.cpu_root, path)
@@ -308,7 +308,7 @@ class JobCgroupTree:
             _write(directory, "memory.high", f"{high_bytes}\n", optional=True)
 
     def remove(self, job_id: str) -> bool:
-        """Remove it everywhere, with all cgroups below; False while it contains a process. Never raises."""
+        """Remove a job's cgroup everywhere, with all cgroups below; False while it contains a process. Never raises."""
         return _remove_all(self._list_directories(job_id))
 
     def list_job_ids(self) -> list[str]:
@@ -344,7 +344,7 @@ def _may_make(mount: str, root: str) -> bool:
 def _may_enter(mount: str, root: str) -> bool:
     """Return whether the kernel lets this process move a process of its own to ``root`` in the cgroup2 hierarchy.
 
-    This requires the right to write ``cgroup.procs`` of the nearest cgroup above both ends."""
+    This requires the right to write ``cgroup.procs`` of the nearest common ancestor of ``root`` and its own cgroup."""
     if os.geteuid() == 0:
         return True
     try:
@@ -368,7 +368,7 @@ def _hand_down(directory: str) -> None:
             "cgroup above it (for a systemd unit: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
-    # With processes in it the kernel would accept +cpu, but then let no process into its children.
+    # If the cgroup has processes, the kernel would accept +cpu, but then let no process into its children.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and read_processes(directory):
         raise CreateError(f"cannot delegate the cpu controller in {directory}: {BUSY}")
     for controller in missing:
@@ -382,7 +382,7 @@ def _hand_down(directory: str) -> None:
 
 
 def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
-    """Write a file, which a tree of plain files may not have yet (cgroup file systems refuse to create one).
+    """Write a file. A tree of plain files may not have it yet; then it is created, which cgroup file systems refuse.
 
     ``optional``: only if it exists. Raises OSError."""
     flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | (0 if optional else os.O_CREAT)
@@ -449,7 +449,7 @@ def _remove_all(directories: list[str]) -> bool:
 
 
 def _remove_plain(directory: str) -> bool:
-    """Remove a directory of plain files; for the kernel, a real cgroup is never "not empty" because of its files."""
+    """Remove a directory of plain files; the kernel never refuses a real cgroup's removal because of its files."""
     if list_processes([directory]):
         return False
     try:

@@ -22,7 +22,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def is_seen(self) -> bool:
-        """Whether its mount point shows it, and not a later mount over it."""
+        """Whether its mount point shows this mount, and not a later one over it."""
         try:
             return os.stat(self.mount_point).st_dev == self.dev
         except OSError:
@@ -56,9 +56,9 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return read_identity(self.cpu_root)
 
     def proves_gone(self, root_id: tuple[int, int]) -> bool:
-        """Return whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
+        """Return whether a cgroup that was changed when the root was ``root_id`` is gone if it is not found here.
 
-        False if another file system covers the hierarchy, or it is not mounted here: then nothing is known."""
+        False if a different file system covers the hierarchy, or it is not mounted here: then nothing is known."""
         return self.is_seen or root_id in ((0, 0), self.read_root_id())
 
     def list_covered(self) -> list[str]:
@@ -73,8 +73,8 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return "v1" if self.unified_root is None else "hybrid"
 
     def without_counters(self) -> Hierarchies:
-        """Return hierarchies for callers that only restore limits: no CPU time is read, so its cgroup may be missing
-        (v1)."""
+        """Return hierarchies for callers that only restore limits. They read no CPU time, so the cgroup may be missing
+        in the hierarchy of CPU time (v1)."""
         return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
 
 
@@ -127,7 +127,7 @@ def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
 def read_mounts(mountinfo_path: str) -> list[Mount]:
     """Return the cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError.
 
-    Mounts hidden under another one are left out. A text without any real mount (in tests) is used as it is."""
+    Mounts hidden under a later mount are left out. A text without any real mount (in tests) is used as it is."""
     with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
         text = file.read()
     controllers = {}

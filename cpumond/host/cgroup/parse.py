@@ -12,9 +12,9 @@ _SOME = re.compile(
 
 
 STAT_BYTES = 1024
-"""A cpu.stat of either version is shorter."""
+"""Bytes to read of a cpu.stat; it is shorter in either version."""
 USAGE_BYTES = 64
-"""The CPU time used is in the first bytes of its file."""
+"""Bytes to read for the CPU time used, which is at the beginning of its file."""
 THROTTLED_LINE = b"nr_throttled %d\n"
 """A line of cpu.stat."""
 

@@ -21,10 +21,10 @@ from cpumond.core.measures import (
 )
 
 EQUAL_CORES = 0.01
-"""Two quotas closer than this are equal: systemd rounds CPUQuota to 10 ms per second."""
+"""Quotas that differ by less than this are equal: systemd rounds CPUQuota to 10 ms per second."""
 
 ROUNDING_US = 1e-7
-"""Above the error of a float, below the least difference of two quotas with different periods, 1 us / 1000000."""
+"""Tolerance: above the error of a float, and below the least difference of two quotas, 1 us / 1000000."""
 
 V1_SHARES = (2, 262_144)
 V2_WEIGHT = (1, 10_000)
@@ -59,8 +59,8 @@ class AncestorCap(msgspec.Struct, frozen=True):
 
 
 class LimitTarget(msgspec.Struct, frozen=True):
-    """Settings for a limit: ``cores`` are those that they really give; ``notes`` name the kernel's bounds that moved
-    it."""
+    """Settings for a limit. ``cores``: those that the settings really give. ``notes``: name the kernel's bounds that
+    moved the limit."""
 
     settings: CpuSettings
     cores: float
@@ -86,9 +86,9 @@ def compute_quota_target(
 ) -> LimitTarget:
     """Return the quota settings that give ``cores`` to a cgroup that was found as ``original``.
 
-    They never exceed the quota found, nor ``ancestor``. Below 1000 us the period is lengthened up to 1 s before the
-    limit is raised. The original burst is kept as far as it fits under the quota, unless ``burst_ratio`` asks for
-    another."""
+    They never exceed the quota found, nor ``ancestor``. If the quota would be below 1000 us, the period is lengthened
+    up to 1 s, and only then is the limit raised. The original burst is kept as far as it fits under the quota, unless
+    ``burst_ratio`` asks for a different burst."""
     notes = []
     if cores > original.cores:
         cores = original.cores
@@ -124,7 +124,7 @@ def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
 def compute_weight_target(
     cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]
 ) -> LimitTarget:
-    """Return the weight for ``cores`` of ``hard_cores``: the original weight, scaled; a guarantee, never a cap."""
+    """Return the weight for ``cores`` of ``hard_cores``: the scaled original weight. It is a guarantee, no cap."""
     if original.weight is None or hard_cores <= 0:
         return LimitTarget(original, cores, ("the cgroup has no weight",))
     weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
@@ -133,7 +133,7 @@ def compute_weight_target(
 
 def compute_start_weight(cores: float, version: int) -> int:
     """Return ``cpu.shares`` (v1) or ``cpu.weight`` (v2) of a job with a guarantee of ``cores``: the kernel's default
-    per core, held to the kernel's bounds."""
+    weight for each core, held to the kernel's bounds."""
     default, bounds = (DEFAULT_SHARES, V1_SHARES) if version == 1 else (DEFAULT_WEIGHT, V2_WEIGHT)
     target = compute_weight_target(cores, 1.0, CpuSettings(None, DEFAULT_PERIOD_US, weight=default), bounds)
     assert target.settings.weight is not None
@@ -141,11 +141,11 @@ def compute_start_weight(cores: float, version: int) -> int:
 
 
 def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]:
-    """Return the writes that lead from ``before`` to ``after``, each valid if both ends are.
+    """Return the writes that lead from ``before`` to ``after``; each write is valid if both ends are valid.
 
-    Down: burst, then quota; up: quota, then burst. Of quota and period, the first write is the one that gives less CPU
-    in between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
-    allowed with any period and under any parent: it is set first, or removed last.
+    Down: burst, then quota. Up: quota, then burst. Of quota and period, the one whose write gives less CPU is written
+    first: the state in between is then never above the larger end, so a parent that allows both ends allows it. "No
+    quota" is allowed with any period and under any parent: it is set first, or removed last.
     """
     steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
@@ -191,7 +191,7 @@ def classify_change(
 ) -> Literal["same", "raise", "lower"]:
     """Classify another program's change of the setting that ``actuator`` moves, compared with the ``known`` one.
 
-    ``exact``: quotas that differ by systemd's rounding are different."""
+    ``exact``: quotas that differ only by systemd's rounding count as different."""
     if actuator == "weight":
         before, after = known.weight or 0, found.weight or 0
         return "same" if before == after else "raise" if after > before else "lower"
@@ -203,8 +203,8 @@ def classify_change(
 def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
     """Return whether another program set the setting of ``actuator`` after the agent's last change.
 
-    Quota and period are two writes on v1: any mixture of the old, the new and the original values is the agent's. The
-    same cores in another period are no such change.
+    Quota and period are two writes on v1, so any mixture of the old, the new and the original values is the agent's.
+    The same cores with a different period are no such change.
     """
     if written is None:
         return False
@@ -219,15 +219,15 @@ def is_external(current: CpuSettings, original: CpuSettings, written: Written | 
 
 
 def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
-    """Return whether another program set more than the original: the agent never does."""
+    """Return whether another program set a higher value than the original one: the agent never does."""
     if actuator == "weight":
         return (current.weight or 0) > (original.weight or 0)
     return current.cores > original.cores and not same_quota(current, original)
 
 
 def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """Return the settings to restore in the end after another program has set another limit than ``original``: its
-    own."""
+    """Return the settings to restore in the end after another program has set a limit different from ``original``:
+    those of that program."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
@@ -238,7 +238,7 @@ def choose_restore(
 ) -> CpuSettings:
     """Return the settings of a cgroup when the agent leaves: the original ones, if it has moved them.
 
-    A limit above the original was set by another program, and so was one that the agent did not write (``written``;
+    A limit above the original was set by another program. So was a limit that the agent did not write (``written``;
     None if unknown). Such a limit stays.
     """
     restored = current
@@ -247,7 +247,7 @@ def choose_restore(
             restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
         burst_us = original.burst_us
         if burst_us is not None and restored.quota_us is not None:
-            # The original burst may not fit under the quota that was set since.
+            # The original burst may not fit under the present quota.
             burst_us = min(burst_us, restored.quota_us)
         restored = msgspec.structs.replace(restored, burst_us=burst_us)
     ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")

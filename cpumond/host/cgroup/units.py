@@ -9,7 +9,7 @@ UNIT_SUFFIXES: Final = (".service", ".scope", ".slice", ".socket", ".mount", ".s
 
 
 def unit_of(path: str) -> str:
-    """Return the unit whose own cgroup is at ``path`` (relative); "" if it is none.
+    """Return the unit whose own cgroup is at ``path`` (relative); "" if there is no such unit.
 
     Cgroups below a service or a scope were delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
     manager. systemd does not know them.

@@ -125,8 +125,8 @@ class V1Cgroup(Cgroup):
         )
 
     def _read_stat(self, at_s: float) -> None:
-        """Read cpu.stat. Periods of skipped looks do not count for this interval, which cannot contain more than its
-        length allows."""
+        """Read cpu.stat. Periods of skipped looks do not count for this interval, which cannot contain more periods
+        than fit into its length."""
         stat = parse_flat_keyed(os.pread(self.stat_fd, STAT_BYTES, 0).decode("ascii"))
         periods = stat.get("nr_periods", 0)
         most = (at_s - self._seen_at_s) / self._period_s + 1.0
