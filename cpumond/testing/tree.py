@@ -21,8 +21,8 @@ Tree = Mapping[str, Any]
 
 
 def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Create directories and files from a literal (a mapping is a directory, else a file's content); return the
-    path."""
+    """Create directories and files from a literal: a mapping is a directory, any other value the content of a file.
+    Return the path."""
     path = os.fspath(root)
     os.makedirs(path, exist_ok=True)
     for name, content in tree.items():
@@ -36,7 +36,7 @@ def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -> dict[str, object]:
-    """Return the files of one v2 cgroup for ``make_tree``; further files by keyword, with underscores for dots."""
+    """Return the files of one v2 cgroup for ``make_tree``; more files by keyword, with underscores for dots."""
     stat = f"usage_usec {usage_usec}\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
     return {
         "cpu.stat": stat,
@@ -52,7 +52,7 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
     lines = []
     for number, (point, kind) in enumerate(mounts.items(), 30):
         fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
-        # Device 0:0 belongs to no file system: the kernel would show another one here.
+        # Device 0:0 belongs to no file system: for a real mount the kernel would show a different device here.
         lines.append(f"{number} 1 0:0 / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
     with open(path, "w", encoding="ascii") as file:
         file.write("".join(lines))
@@ -73,8 +73,8 @@ def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 class FakeClock:
-    """A clock that a test moves. ``advance`` moves all times, ``suspend`` boot and wall time, ``set_wall`` wall
-    time."""
+    """A clock that a test moves. ``advance`` moves all times, ``suspend`` only boot and wall time, ``set_wall`` only
+    wall time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._monotonic_s = start_s
@@ -126,7 +126,7 @@ class CgroupTree:
         self.roots = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
         self._processes: list[LoadProcess] = []
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
-        # Its sleeping processes end with this process.
+        # The sleeping processes of this tree end with this process.
         self._pipe = list(os.pipe())
         for root in self.roots:
             place = Node(root)
@@ -135,7 +135,7 @@ class CgroupTree:
         self._enable(self.path(""))
 
     def _enable(self, directory: str) -> None:
-        """Enable cpu for the children of a v2 cgroup; only then do they have its files."""
+        """Enable cpu for the children of a v2 cgroup; without this they lack the files of cpu."""
         if self.hierarchies.cpu_version == 2:
             with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
                 file.write("+cpu")
@@ -305,7 +305,7 @@ while True:
 
 
 class LoadProcess:
-    """A real process in a cgroup, with ``threads`` - 1 children; each uses an equal part of the CPU asked for."""
+    """A real process in a cgroup, with ``threads`` - 1 children; each uses an equal part of what ``burn`` asks for."""
 
     def __init__(self, procs_files: list[str], threads: int = 1) -> None:
         self.threads = threads
