@@ -31,15 +31,15 @@ AWAY_PATIENCE_S = 2.0
 """Seconds that ``flush`` waits for an unreachable bus."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a set that can wait, pause this multiple of its duration: the agent takes at most a tenth of PID 1's time."""
+"""After a call that can wait, pause this multiple of its duration: the agent takes at most a tenth of PID 1's time."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
-"""A unit is looked up before it is set, and again after a pause if the response took longer than the first of these:
-systemd was busy, mostly with a reload, and other waiting callers are served during the pause."""
+"""A unit is looked up before it is set. If the response takes longer than the first of these, systemd was busy, mostly
+with a reload: look again after the second, in which systemd serves other waiting callers."""
 MANAGED = (".service", ".scope")
-"""Kinds of units that the polkit rule names: being denied another kind says nothing about the rest."""
+"""Kinds of units that the polkit rule names: if setting another kind is denied, these may still be allowed."""
 _NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _UNIT_RULES = (*RULES, f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'")
 
@@ -48,13 +48,13 @@ Setting = tuple[UnitProperties, UnitProperties]
 
 
 class UnitBus:
-    """Sets properties of units. If a unit is set faster than systemd processes it, the newest value counts.
+    """Sets properties of units. If values for a unit come faster than systemd sets them, the newest counts.
 
-    A unit is looked up before it is set: a property with an unexpected value was set by another program. That is an
+    A unit is looked up before it is set: a property with an unexpected value was set by another program. This is an
     event (``replaced``), and the property is not set until ``poll`` has returned that event.
 
-    All methods are for one other thread and return at once, except ``flush`` and ``close``. ``wake`` is called from the
-    bus thread after an event was added. ``address`` "" is the system bus.
+    All methods are for a single thread outside of the bus thread and return at once, except ``flush`` and ``close``.
+    ``wake`` is called from the bus thread after an event was added. ``address`` "" is the system bus.
     """
 
     def __init__(self, wake: Callable[[], None], address: str = "") -> None:
@@ -66,7 +66,7 @@ class UnitBus:
         self._others: dict[str, Setting] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
         self._unreported: dict[str, set[str]] = {}
-        """Properties, by unit, that another program has set, until the other thread knows."""
+        """Properties, by unit, that another program has set and that ``poll`` has not returned yet."""
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -85,7 +85,7 @@ class UnitBus:
     def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
         """Make systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
 
-        ``expected``: values that it may have now, possibly several per property; other properties are not checked."""
+        ``expected``: values that it may have now, possibly several per property; no other properties are checked."""
         with self._lock:
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
@@ -93,14 +93,14 @@ class UnitBus:
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Cancel the setting of a unit, if it was not sent to systemd yet."""
+        """Cancel what was to be set for a unit, if it was not sent to systemd yet."""
         with self._lock:
             self._unreported.pop(unit, None)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
-        """Ask for properties of a unit, of all kinds of units or of its kind."""
+        """Ask for properties of a unit: those of all kinds of units, or those of the unit's kind."""
         with self._lock:
             self._questions[unit, names] = None
         self._kick()
@@ -112,7 +112,7 @@ class UnitBus:
         return events
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until systemd has responded to everything; False on timeout, or if it is unreachable."""
+        """Wait until systemd has responded to everything; return False on timeout, or if systemd is unreachable."""
         end_s = time.monotonic() + timeout_s
         with self._lock:
             self._hurry = True
@@ -178,7 +178,7 @@ class UnitBus:
                 self._bus.disconnect()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
-        """Sleep until the timeout or ``close``; ``set`` does not end it, or a lost bus would be tried all the time."""
+        """Sleep until the timeout or ``close``. ``set`` does not end it, or a lost bus would be tried all the time."""
         end_s = time.monotonic() + timeout_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0.0:
             self._news.clear()
@@ -256,7 +256,7 @@ class UnitBus:
         return True
 
     async def _set(self, unit: str, properties: UnitProperties, expected: UnitProperties) -> None:
-        """Raises BusAway."""
+        """Set those properties of a unit that no other program has set. Raises BusAway."""
         replaced = await self._find_replaced(unit, properties, expected)
         rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
         if rest:
@@ -268,7 +268,7 @@ class UnitBus:
             self._wake()
 
     async def _set_now(self, unit: str, properties: UnitProperties) -> None:
-        """Raises BusAway."""
+        """Set properties of a unit. Raises BusAway."""
         began_s = time.monotonic()
         kind, text = "done", ""
         try:
@@ -277,7 +277,7 @@ class UnitBus:
         except Refused as refused:
             kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", refused.text)
             if refused.name in DENIED and unit.endswith(MANAGED):
-                # The others would be refused as well; polkit may appear, so one is tried every minute.
+                # Other units would be refused as well. A polkit rule may appear, so one unit is tried every minute.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 kind = "denied"
         self._emit(UnitEvent(kind, unit, properties, text=text))
@@ -287,7 +287,7 @@ class UnitBus:
     ) -> dict[str, object]:
         """Return properties that another program has set, by name. Raises BusAway.
 
-        The bus has no compare-and-set: a value set between this and the call is missed."""
+        The bus has no compare-and-set: a value that is set between this check and the call is missed."""
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
         names = unreported | (dict(expected).keys() & {QUOTA, WEIGHT})
@@ -308,7 +308,7 @@ class UnitBus:
         return replaced
 
     async def _answer(self, unit: str, names: tuple[str, ...]) -> None:
-        """Raises BusAway."""
+        """Query properties of a unit and add an event with their values. Raises BusAway."""
         values: dict[str, object] = dict.fromkeys(names)
         with contextlib.suppress(Refused):
             path = (await self._bus.call("LoadUnit", "s", unit))[0]

@@ -46,7 +46,7 @@ class BusAway(Exception):  # noqa: N818 - a state of the world, handled close by
 
 
 class Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The response is an error: the last word of its ``name``, and systemd's sentence, ``text``."""
+    """The response is an error. ``name``: the last word of the error's name. ``text``: systemd's sentence."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{text} ({name})")
@@ -82,7 +82,7 @@ class BusConnection:
             for rule in rules:
                 await self.match("AddMatch", rule)
         except Exception as error:
-            # Anything that the library raises for a missing or broken bus.
+            # The library raises any kind of error for a missing or broken bus.
             self.disconnect()
             detail = describe(error) if isinstance(error, OSError) else str(error) or type(error).__name__
             raise BusAway(f"the system bus cannot be reached: {detail}") from error
@@ -120,7 +120,7 @@ class BusConnection:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._bus.call(message)
         except (TypeError, ValueError) as error:
-            # Arguments that do not fit into a message.
+            # The arguments do not fit into a message.
             raise Refused("InvalidArgs", str(error)) from error
         except Exception as error:
             raise BusAway(

@@ -1,8 +1,8 @@
 """A limit in systemd's terms: the properties of a unit.
 
 systemd stores CPUQuota= twice: in memory to the microsecond per second, and in the drop-in that survives
-``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
-that memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd."""
+``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents: then
+memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NO_LIMIT: Final = 2**64 - 1
 """systemd's value for "no quota" and "no weight"."""
 
 STEP_CORES: Final = 0.01
-"""Whole percents of a core: the resolution of a drop-in."""
+"""Resolution of a drop-in: whole percents of a core."""
 STEP_US: Final = 10_000
 """``STEP_CORES`` in microseconds per second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
-"""The properties that are moved; the quota's period goes with it."""
+"""The properties that the agent moves; the quota's period is set with the quota."""
 
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
 """At least one of these exists if systemd is PID 1; a sandboxed service may see only the second."""
@@ -73,8 +73,8 @@ def shares_of(weight: int) -> int:
 def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
     """Return the properties that send systemd ``settings``, for the settings that ``actuators`` move.
 
-    A quota is in whole percents, rounded up: rounded down by systemd, it would be below a request of 33.5 % after the
-    next ``daemon-reload``.
+    A quota is in whole percents, rounded up. If systemd rounded it down, a limit for a request of 33.5 % would be below
+    that request after the next ``daemon-reload``.
     """
     properties: list[tuple[str, int]] = []
     if "quota" in actuators:
@@ -105,10 +105,11 @@ def is_same_value(name: str, a: int, b: int) -> bool:
 class UnitEvent(msgspec.Struct, frozen=True):
     """An event from systemd.
 
-    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because it has ``values`` from another
-    program; ``no-unit``: the unit does not exist (any more); ``refused``: systemd does not accept them (``text``);
-    ``denied``: it lets this user set none; ``away``: it is unreachable; ``connected``; ``reloaded``: it has reloaded
-    its units; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for missing ones.
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because another program had set
+    ``values``; ``no-unit``: the unit does not exist (any more); ``refused``: systemd does not accept the properties
+    (``text``); ``denied``: systemd lets this user set none; ``away``: systemd is unreachable; ``connected``;
+    ``reloaded``: its units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values`` of properties, None
+    if missing.
     """
 
     kind: str

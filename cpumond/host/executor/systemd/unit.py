@@ -1,6 +1,6 @@
 """The unit of a job: its name, its start properties, its state, and what that state means for the job.
 
-Pure, except that it reads PATH."""
+Pure, except that ``find_program`` may search PATH."""
 
 from __future__ import annotations
 
