@@ -1,7 +1,7 @@
 """Answers of the agent: over its control socket, on its page, and through the scheduler.
 
-The agent builds these structs, the command line decodes them, and pages show their JSON. Fields added by an agent of
-another version are ignored. A field with a default may be missing."""
+The agent builds these structs, the command line decodes them, and pages show their JSON. Fields that an agent of a
+different version adds are ignored. A field with a default may be missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExplainedPeak(PeakAnswer, frozen=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds.
+    """One job of ``/v1/status``. Limits and usage are in cores, ``throttled_ratio`` in [0, 1], ``_s`` in seconds.
 
     ``current_cpu_limit`` is the job's guarantee, ``ceiling`` the quota of its cgroup (null: none), and ``actuator`` the
     cgroup setting that follows the guarantee. ``engine`` is the kind of engine that runs the job, "" if none does.
@@ -262,9 +262,9 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
     """One change of a limit, or an attempt to change it. ``at`` is in seconds since 1970; cores None: no limit.
 
     ``kind``: the cause. grow, shrink, restore: the rule decided; foreign-raise, foreign-lower: another program wrote;
-    order: the job's engine wrote; reapply: cpumond wrote again after that; adopt: the limit was found at the start;
-    pin; mode: the job's mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and
-    ``by_look`` are those of ``Decision``; ``reason`` is in words."""
+    order: the job's engine wrote; reapply: cpumond wrote its value again; adopt: the limit was found at the start; pin;
+    mode: the job's mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` are
+    those of ``Decision``; ``reason`` is in words."""
 
     at: float
     kind: str
@@ -282,7 +282,7 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
 
 
 class SamplesAnswer(msgspec.Struct, frozen=True):
-    """The points of a job's graphs, oldest first; ``at`` seconds since 1970, cores, ``throttled_ratio`` in [0, 1]."""
+    """The points of a job's graphs, oldest first; ``at`` is seconds since 1970, CPU in cores, a ratio in [0, 1]."""
 
     period_s: float
     at: list[float] = []

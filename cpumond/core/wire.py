@@ -158,9 +158,9 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     """Facts about the agent itself, sent in a heartbeat when they change; later versions may add fields.
 
-    ``level`` is the highest level that it applies to any of its jobs now, ``bound`` the highest that its own
-    configuration allows. ``metrics`` is the address of its Prometheus endpoint, "" for none. ``late_core_seconds`` and
-    the next three fields count since the start of its run.
+    ``level`` is the highest level that the agent applies to any of its jobs now, ``bound`` the highest level that its
+    own configuration allows. ``metrics`` is the address of its Prometheus endpoint, "" if it has none.
+    ``late_core_seconds`` and the next three fields count since the start of the agent's run.
     """
 
     version: Annotated[str, msgspec.Meta(max_length=100)]
@@ -181,7 +181,7 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     late_ticks: Annotated[int, msgspec.Meta(ge=0)] = 0
     control_group_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     control_group: Literal["job", "host"] = "job"
-    """The unit left in shadow for comparison, single jobs or the whole host; such a job has ``mode`` "control"."""
+    """Whether single jobs or the whole host are left in shadow for comparison; such jobs have ``mode`` "control"."""
     max_log_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     """Maximum bytes kept of each of a job's output streams; 0 if the agent does not bound them itself."""
     knows_secrets: bool = False
@@ -206,7 +206,7 @@ class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Resources that a node offers to jobs. ``memory`` in bytes; ``network`` in any unit, the same as in tasks."""
+    """Resources that a node offers to jobs. ``memory`` is in bytes, ``network`` in any unit that tasks also use."""
 
     cpu: _Cores
     memory: _Bytes = 0
@@ -221,7 +221,7 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A registration with the registered incarnation changes tags and resources. A new incarnation replaces the old one,
     whose heartbeats are dropped from then on. ``address`` ("" = the id) counts as one of the tags. ``key`` is a secret
-    that the agent keeps from run to run; it lets a new run replace one that is still alive.
+    that the agent keeps from run to run; with it, a new run can replace a run that is still alive.
     """
 
     node_id: _Name
@@ -234,7 +234,7 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegistrationAnswer(msgspec.Struct, frozen=True):
-    """``tree`` null: no tree's filter fits the node's tags, so it gets no work. ``warning`` says so in words."""
+    """``tree`` null: no tree's filter fits the node's tags, so the node gets no work; ``warning`` says so in words."""
 
     node_id: str
     tree: str | None
@@ -245,14 +245,14 @@ class RegistrationAnswer(msgspec.Struct, frozen=True):
 class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job to start; fields with their default value are omitted, because most jobs use few of them.
 
-    - ``command``: a shell command or an argument list; ``job_cpu_monitor``: the operation's section.
+    - ``command``: a shell command or an argument list. ``job_cpu_monitor``: the operation's section of that name.
     - ``wait_s``: how long the job may wait on the node for resources that other jobs still hold.
     - ``working_directory``: "" for a new directory of the job's own, removed with it.
-    - ``checkpoints``: it reports checkpoints by touching the file named by CPUMOND_CHECKPOINT.
-    - ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
+    - ``checkpoints``: the job reports checkpoints by touching the file named by CPUMOND_CHECKPOINT.
+    - ``reclaimed``: the job runs on reclaimed CPU (1.10), in the node's idle class.
     - ``variables``: further environment variables set by the system, after the task's ``environment``.
-    - ``secrets``: variables that override all others; the node keeps them in no file that others can read, nor in one
-      that outlives the job's start (12.6).
+    - ``secrets``: variables that override all others; the node never keeps them in a file that others can read, or that
+      outlives the job's start (12.6).
     - ``set_container_cpu_limit``: whether ``cpu_limit`` is also its ceiling; null: the default of its class (jobs on
       reclaimed CPU have no ceiling).
     - ``cpu_monitor_moves``: "weight": its ceiling stays while its guarantee moves; else the actuator of its node
@@ -260,7 +260,7 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     - ``interruption_signal``: the name of the signal that interrupts the job, "" for SIGTERM. All of its processes
       receive the signal, or only the first with ``signal_root_process_only``.
     - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.
-    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``; 0: all of ``memory_limit``.
+    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``, where the job fails; 0: all of that.
     """
 
     job_id: str
@@ -319,9 +319,9 @@ MAX_LOG_BYTES = 1_048_576
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """A request for the end of a job's output, at most ``tail_bytes``; repeated until the ``JobLog`` arrives.
+    """A request for the last ``tail_bytes`` bytes, or fewer, of a job's output; repeated until the ``JobLog`` arrives.
 
-    ``offset``: return the output after this many bytes instead of the end; older agents ignore it and return the end.
+    ``offset``: return the output after this many bytes instead of the end. Older agents ignore it.
     """
 
     request_id: str
@@ -334,9 +334,9 @@ class LogRequest(msgspec.Struct, frozen=True):
 class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a ``LogRequest``.
 
-    ``content`` (base64 in JSON) is the end of ``total_bytes`` bytes or, for a request with an ``offset``, begins at
-    ``first_byte``: later than requested if older output is gone. ``error`` is "" or why there is no content: the job is
-    unknown here, or its log was removed."""
+    ``content`` (base64 in JSON) is the end of the log, which has ``total_bytes`` bytes. For a request with an
+    ``offset`` it begins at ``first_byte``, which is later than requested if older output is gone. ``error`` says why
+    there is no content (the job is unknown here, or its log was removed); otherwise it is ""."""
 
     node_id: _Name
     request_id: _Name
@@ -354,8 +354,8 @@ MAX_REPLY_BYTES = 1_048_576
 class JobRequest(msgspec.Struct, frozen=True):
     """A request that only the job's node can answer or carry out; repeated until the ``JobReply`` arrives.
 
-    ``explain``: return all facts behind its limit. ``pin``: hold ``cpu_limit`` cores (null: its request) for ``ttl_s``
-    (null: until ``unpin``). Carrying one out twice has the same effect as once.
+    ``explain``: return all facts behind the job's limit. ``pin``: hold ``cpu_limit`` cores (null: its request) for
+    ``ttl_s`` (null: until ``unpin``). Carrying out a request twice has the same effect as once.
     """
 
     request_id: str
@@ -366,7 +366,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class JobReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a ``JobRequest``: ``value`` is the answer of the agent's own interface, null with an ``error``.
+    """The answer to a ``JobRequest``: ``value`` is the answer of the agent's own interface, null if ``error`` is set.
 
     ``is_refused``: the request itself was wrong or is not allowed; repeating it does not help."""
 
@@ -381,15 +381,15 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     """Instructions for the node in the response to a heartbeat.
 
     - ``accepted``: false if the heartbeat was dropped; ``reason`` says why. ``register``: the node must register again.
-    - ``acknowledged``: finished jobs that need not be repeated.
+    - ``acknowledged``: finished jobs that the node need not repeat.
     - ``logs``: logs that clients wait for; ``requests``: requests of clients.
     - ``differences``: the next heartbeat may be a difference (``NodeHeartbeat``); ``full``: the difference was dropped;
       send the full state at once.
     - ``period_s``: the heartbeat period, null for the node's own.
-    - ``knows_about``: whether the scheduler has this agent's ``AgentAbout``; null if it does not use it.
-    - ``level``: the agent's highest level if its configuration says ``may_set_mode``; "" for no stage.
-    - ``knows_stderr_size``: whether the scheduler reads that field of a finished job; one that does not would drop the
-      whole heartbeat.
+    - ``knows_about``: whether the scheduler has this agent's ``AgentAbout``; null if the scheduler does not use it.
+    - ``level``: the agent's highest level if its configuration says ``may_set_mode``; "" if no stage applies.
+    - ``knows_stderr_size``: whether the scheduler reads that field of a finished job; a scheduler that does not know
+      the field would drop the whole heartbeat.
     """
 
     accepted: bool
