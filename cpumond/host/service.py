@@ -160,8 +160,7 @@ class ServiceManager:
     def extend(self, status: str = "") -> None:
         """Extend the time-out of a long start or stop to EXTEND_S from now, whatever the manager's own time-out is.
 
-        Call it after each step of a loop that makes progress; without ``status``, at most one message a second is
-        sent."""
+        Loops that make progress call it after each step; without ``status`` it sends at most one message per second."""
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
             self._extended_at_s = now_s
@@ -193,7 +192,8 @@ LARGE_BYTES: Final = 32_768
 def give_back_large_blocks() -> None:
     """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
 
-    By default, once one was freed, glibc takes such blocks from its heap, where a small block above keeps them."""
+    By default glibc takes such blocks from its heap once one was freed; small blocks above them prevent their
+    return."""
     import ctypes  # not every program that starts needs it
 
     with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt

@@ -284,7 +284,7 @@ class ContainerEngine:
             labels,
             project or clean(pod),
             ordered_cores,
-            # Before 5.1 `podman update` did not change the reported limits, and later not with each of its databases.
+            # Before 5.1 `podman update` did not change the reported limits; now it does, with some of its databases.
             reports_request=not self._is_podman,
         )
 

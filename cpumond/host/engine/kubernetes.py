@@ -36,7 +36,7 @@ POLL_S: Final = 5.0
 CONFIG_S: Final = 600.0
 """Seconds between lists of all containers, and between reads of the kubelet's own settings."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
-"""Seconds that a requested look waits for more requests, and maximum share of the time that the kubelet looks."""
+"""Seconds that a requested look waits for more requests; maximum share of the time that looks cost the kubelet."""
 MIN_CORES: Final = 0.01
 """The lowest limit that the kubelet sets, whatever is requested."""
 MAX_CORES: Final = 1e6

@@ -106,10 +106,9 @@ class UnitEvent(msgspec.Struct, frozen=True):
     """An event from systemd.
 
     ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because another program had set
-    ``values``; ``no-unit``: the unit does not exist (any more); ``refused``: systemd does not accept the properties
-    (``text``); ``denied``: systemd lets this user set none; ``away``: systemd is unreachable; ``connected``;
-    ``reloaded``: its units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values`` of properties, None
-    if missing.
+    ``values``; ``no-unit``: the unit does not exist (any more); ``refused``: systemd refuses the properties (``text``);
+    ``denied``: systemd lets this user set none; ``away``: systemd is unreachable; ``connected``; ``reloaded``: its
+    units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values``, None for missing ones.
     """
 
     kind: str

@@ -44,7 +44,7 @@ class KeeperJob:
         return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
-        """Write the job's end to disk, for when this process is gone."""
+        """Write the job's end to disk, where it outlives this process."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
         # If the disk is full, agents still get the result as long as this process lives.

@@ -102,7 +102,7 @@ class StreamLog:
 
 
 def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] | None:
-    """Return the last ``tail_bytes`` bytes of a log, and the total written; None if there is no log."""
+    """Return the last ``tail_bytes`` bytes of a log, and the number of bytes ever written; None if there is no log."""
     path = os.path.join(directory, stream)
     before, current, older = b"", (b"", -1), (b"", -1)
     for _ in range(_LOOKS):
@@ -119,7 +119,7 @@ def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] 
 
 
 def read_end(path: str, most_bytes: int) -> tuple[bytes, int]:
-    """Return the last bytes of a file, and its size; size -1 if it does not exist."""
+    """Return the last ``most_bytes`` bytes of a file, and its size; size -1 if the file does not exist."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
