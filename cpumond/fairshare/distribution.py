@@ -14,7 +14,7 @@ MARGIN: Vector = (EPS, EPS, EPS, EPS, EPS)
 
 
 def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
-    """Return the parts of a pool's share: strong guarantee first, then integral guarantee, the rest by weight (12)."""
+    """Return the parts of a pool's share: first strong, then integral guarantee; what is left is by weight (12)."""
     if strong == ZERO == proposed:
         return FairShare(total, weight_proportional=total)
     by_strong = least(total, strong)
@@ -24,7 +24,7 @@ def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
 
 
 def assign(node: PoolNode, suggestion: float, options: Options, promised: bool = False) -> None:
-    """Assign the share of ``node`` at ``suggestion``, down to its operations (12.1, 12.2, 13: with suggestion 0)."""
+    """Assign the share of ``node`` at ``suggestion``, and all shares below it (12.1, 12.2, 13: with suggestion 0)."""
     assert node.function is not None
     segment = node.function.segment_at(suggestion)
     stack = [(node, segment, suggestion)]
@@ -35,7 +35,7 @@ def assign(node: PoolNode, suggestion: float, options: Options, promised: bool =
 def _assign_children(
     node: PoolNode, segment: int, suggestion: float, options: Options, promised: bool
 ) -> list[tuple[PoolNode, int, float]]:
-    """Set the share of a pool and of its operations; return the positions of its child pools on their functions."""
+    """Set the shares of a pool and its operations; return for each child pool its position on its function."""
     function, path = node.function, node.path
     assert function is not None
     total = function.value_in(segment, suggestion)
@@ -71,7 +71,7 @@ def _assign_children(
         before = here
     if path.factors is None:
         in_order = [ZERO] * len(node.operations)
-        for n, total in zip(node.order, totals, strict=False):  # those beyond the path get nothing
+        for n, total in zip(node.order, totals, strict=False):  # operations beyond the end of the path get nothing
             in_order[n] = total
         totals = in_order
     if promised:
@@ -84,8 +84,8 @@ def _assign_children(
 def _follow_changed_children(
     node: PoolNode, x: float, total: Vector, options: Options
 ) -> tuple[Path, float, Group, int]:
-    """Return the position of a pool whose children's functions changed since its own was made (11.1): as far along the
-    path of the present functions as ``total`` allows, in normal mode not beyond ``x``. Only with nested integral pools.
+    """Return the position of a pool whose children's functions changed after its own was made (11.1): on the path of
+    the present functions, as far as ``total`` allows; in normal mode not beyond ``x``. Only with nested integral pools.
     """
     path = make_path(node, node.children_functions(), options)
     start = path.values[0]
@@ -98,7 +98,7 @@ def _follow_changed_children(
 
 
 def find_blocking_gangs(root: PoolNode) -> list[tuple[PoolNode, int]]:
-    """Return the gangs (pool, index) whose step ends the root's share, or that of a pool at its limits (12.3)."""
+    """Return the gangs (pool, index) whose step ends the share of the root or of a pool at its limits (12.3)."""
     assert root.function is not None
     found: list[tuple[PoolNode, int]] = []
     stack = [(root, root.function.segment_at(1.0), 1.0, False)]
@@ -110,7 +110,7 @@ def find_blocking_gangs(root: PoolNode) -> list[tuple[PoolNode, int]]:
         x, group, jumped = function.position_at(segment, suggestion)
         ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)
         steps = {child for child, _ in group[jumped:]} if ends else set()
-        if is_step and not steps:  # its step needs no more suggestion than the part before it
+        if is_step and not steps:  # the step of this pool needs no more suggestion than the part before it
             found += [(below, n) for below in _below(node) for n in list_gangs_without(below)]
             continue
         pools = len(node.pools)
@@ -122,7 +122,7 @@ def find_blocking_gangs(root: PoolNode) -> list[tuple[PoolNode, int]]:
 
 
 def list_gangs_without(node: PoolNode) -> list[int]:
-    """Return the gangs of a pool that demand something and get nothing, and were not passed over."""
+    """Return the gangs of a pool that demand something, get nothing, and have not been passed over."""
     return [
         n
         for n, (record, total) in enumerate(zip(node.operations, node.operation_totals, strict=False))
@@ -138,15 +138,15 @@ def _below(node: PoolNode) -> list[PoolNode]:
 
 
 def total_of_root(root: PoolNode) -> None:
-    """Set the root's share to the sum of its children's shares, with the sums of their strong parts (14)."""
+    """Set the root's share, and its strong part, to the sum of those of its children (14)."""
     shares = [child.fair_share for child in root.pools]
     total = sum_vectors([share.total for share in shares] + list(root.operation_totals))
     root.fair_share = detail(total, sum_vectors([share.strong_guarantee for share in shares]), root.proposed)
 
 
 def assign_promised_shares(root: PoolNode, options: Options) -> None:
-    """Assign the share within guarantees to the first pools from the root that are to have it computed, and below
-    (13)."""
+    """Assign the share within guarantees to each pool with ``compute_promised_guarantee_fair_share`` that has no such
+    pool above it, and to all below these pools (13)."""
     nodes = [root]
     while nodes:
         node = nodes.pop()

@@ -1,7 +1,7 @@
-"""Explanation of an element's share in words: the rule that limits it, and the shares of the pools above it.
+"""Explanation of an element's share in words: the rule that limits the share, and the shares of the pools above.
 
-Reads a snapshot and the result of its update and computes no share itself. Sections are those of fair_share_update.md;
-shares are shown in percent of the cluster.
+Reads a snapshot and the result of its update; computes no share itself. Sections are those of fair_share_update.md.
+Shares are shown in percent of the cluster.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 
 Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", "burst", "relaxed", "cluster"]
 """The rule that ends an element's share.
-- demand: it has its whole demand.
-- limit: its own limits or those of a pool above.
-- gang: a whole demand does not fit at once.
-- fifo: operations that are served before it.
-- weight: its part among siblings that want more.
-- strong_guarantee, burst, relaxed: it has its guarantee, and nothing is distributed by weight.
-- cluster: all of a resource is distributed, and none of the above decides."""
+- demand: the element has its whole demand.
+- limit: a limit, its own or that of a pool above, is reached.
+- gang: its whole demand does not fit at once.
+- fifo: operations that are served before it get the resources.
+- weight: siblings also want more, and it has its part by weight.
+- strong_guarantee, burst, relaxed: it has this guarantee, and nothing is distributed by weight.
+- cluster: all of a resource is distributed, and no rule above applies."""
 
 TOLERANCE: Final = 1e-8
-"""Shares that differ by less count as equal: above the rounding of an update (1e-9), below any real difference."""
+"""Shares less than this apart count as equal: it is above the rounding of an update (1e-9), below real differences."""
 
 NO_STEP: Final = (
     "no resource is fully distributed, but the next step (a gang, or several resources at once) does not fit"
 )
-"""Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
+"""Why a pool stops before any limit: where a gang begins, the pool's share jumps (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """An element on the way from the root: absolute amounts of its dominant resource. ``share`` is the sum of
-    ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, if that is decided at this
-    element; else ""."""
+    """An element on the path from the root: absolute amounts of its dominant resource. ``share`` is the sum of
+    ``strong``, ``integral`` and ``by_weight``. ``cut``: if this element decides why the share ends below ``demand``,
+    the reason; else ""."""
 
     name: str
     resource: str
@@ -63,8 +63,8 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The rule that limits ``element``, and lines for people: that rule in a sentence, then the path from the root.
-    ``path``: the same path as figures, the root first."""
+    """The rule that limits ``element``, and lines for people: first the rule as a sentence, then the path from the
+    root. ``path``: the same path as numbers, the root first."""
 
     element: str
     rule: Rule
@@ -74,7 +74,7 @@ class Explanation:
 
 def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
     """Return the rule that gave the element ``name`` its share in ``result``, the update of ``snapshot``. Raises
-    KeyError for a name that is not in the tree."""
+    KeyError if the tree has no element of this name."""
     tree = _Tree(snapshot, result)
     binding = tree.find_binding(name)
     lines = [_describe_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
@@ -86,7 +86,7 @@ def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """``rule`` applies at ``at``, the element or a pool above it; ``resource``: the one at its limit, if any."""
+    """``rule`` applies at ``at``, the element or a pool above it. ``resource``: the resource at its limit, if any."""
 
     rule: Rule
     at: str
@@ -94,7 +94,7 @@ class _Binding:
 
 
 class _Tree:
-    """A snapshot and its result side by side, with values derived from both."""
+    """A snapshot and its result together, with values derived from both."""
 
     def __init__(self, snapshot: Snapshot, result: UpdateResult) -> None:
         self.total = snapshot.total_resources
@@ -127,7 +127,7 @@ class _Tree:
         return [sibling for sibling in self.children[self.element(name).parent] if sibling != name]
 
     def is_gang(self, name: str) -> bool:
-        """Whether an operation gets all or nothing: by the settings of the tree, its pool and its own (9.1)."""
+        """Whether an operation gets all or nothing, by its own settings and those of the tree and its pool (9.1)."""
         operation = self.operations.get(name)
         if operation is None or not operation.gang:
             return False
@@ -135,7 +135,7 @@ class _Tree:
         return self.options.step_function_for_gang_operations and pool.step_function_for_gang_operations
 
     def never_fits(self, name: str) -> bool:
-        """Whether a gang demands more than its own limits, so that it never gets anything."""
+        """Whether a gang demands more than its own limits: then it never gets anything."""
         shares = self.shares(name)
         return self.is_gang(name) and not _covers(shares.limits_share, shares.demand_share)
 
@@ -144,8 +144,8 @@ class _Tree:
         return _covers(shares.fair_share.total, shares.demand_share)
 
     def limit_in_force(self, name: str) -> int | None:
-        """Return the resource in which an element is at its own limit and wants more; for the root, at the cluster's
-        (3). Below the root, the cluster's total does not count as an element's own limit."""
+        """Return the resource in which an element has reached its own limit and wants more; for the root, the limit is
+        that of the cluster (3). Below the root, the cluster's total is not an element's own limit."""
         shares = self.shares(name)
         for r, (total, limit, demand) in enumerate(
             zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)
@@ -156,33 +156,33 @@ class _Tree:
         return None
 
     def wants_more(self, name: str) -> bool:
-        """Whether an element could take more: some operation in it is below its demand, and no limit holds it."""
+        """Whether an element could take more: an operation in it is below its demand and not at a limit."""
         if not self._wants_more:
             wants = self._wants_more
             for operation in self.operations:
                 free = self.limit_in_force(operation) is None and not self.never_fits(operation)
                 wants[operation] = free and not self.is_satisfied(operation)
-            # Parents come before their children: in reverse order the children are known first.
+            # Parents come before their children: in reverse order, a pool's children are known before the pool.
             for pool in reversed(self.pools):
                 some = any(wants[child] for child in self.children[pool])
                 wants[pool] = some and self.limit_in_force(pool) is None
         return self._wants_more[name]
 
     def fifo_index(self, name: str) -> int:
-        """Return the place in which a FIFO pool serves an operation, from 0 (3, 7)."""
+        """Return at which place, counted from 0, a FIFO pool serves an operation (3, 7)."""
         shares = self.shares(name)
         index = shares.fifo_index if shares.effective_fifo_index is None else shares.effective_fifo_index
         return index or 0
 
     def served_before(self, name: str) -> list[str]:
-        """Return the operations of a FIFO pool that demand something and come before this one, first to last."""
+        """Return the operations of a FIFO pool that demand something and are served before this one, in that order."""
         own = self.fifo_index(name)
         before = [(self.fifo_index(other), other) for other in self.siblings(name)]
         return [other for index, other in sorted(before) if index < own and any(self.shares(other).demand_share)]
 
     def find_scarce(self, name: str) -> tuple[str, int] | None:
-        """Return (pool, resource) of the nearest pool above an element that is at its limit; the root's is the
-        cluster."""
+        """Return (pool, resource) of the nearest pool above an element that has reached its limit; the root has reached
+        that of the cluster."""
         for pool in self.path(name)[-2::-1]:
             resource = self.limit_in_force(pool)
             if resource is not None:
@@ -190,8 +190,8 @@ class _Tree:
         return None
 
     def find_binding(self, name: str) -> _Binding:
-        """Return the first level, from the element upwards, at which something limits it; a pool may be limited from
-        inside."""
+        """Return the first level, from the element upwards, at which something limits the element; a pool may also be
+        limited by what is inside it."""
         if self.is_satisfied(name):
             return _Binding("demand", name)
         if name in self.pools and self.limit_in_force(name) is None and not self.wants_more(name):
@@ -219,7 +219,7 @@ class _Tree:
             at = parent
 
     def _find_closed(self, name: str) -> _Binding | None:
-        """Return the first pool above an operation that allows nothing of a resource that the operation needs."""
+        """Return the nearest pool above an operation that allows nothing of a resource which the operation needs."""
         demand = self.shares(name).demand_share
         at = name
         while at != ROOT:
@@ -231,7 +231,7 @@ class _Tree:
         return None
 
     def _find_binding_inside(self, name: str) -> _Binding:
-        """Return the first of the limits of everything in a pool."""
+        """Return the first limit on the way from a pool down to an element that lacks something, else a gang."""
         at, resource = name, None
         while resource is None and at in self.pools:
             at = next(child for child in self.children[at] if not self.is_satisfied(child))
@@ -239,8 +239,7 @@ class _Tree:
         return _Binding("gang" if resource is None else "limit", at, resource)
 
     def _rule_among_rivals(self, name: str) -> Rule:
-        """Return the rule if siblings want more, too: they share by weight, unless guarantees left nothing to
-        distribute."""
+        """Return the rule if siblings want more, too: they share by weight unless nothing was left after guarantees."""
         parts = self.shares(name).fair_share
         level = [name, *self.siblings(name)]
         if any(_is_some(self.shares(other).fair_share.weight_proportional) for other in level):
@@ -283,7 +282,7 @@ def _make_step(tree: _Tree, name: str, binding: _Binding) -> PathStep:
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:
-    """Return ``its weight``, or that of a pool above, or of an element inside."""
+    """Return ``its weight``; or the weight of a pool above or of an element inside, with its name."""
     if at == name:
         return f"its {word}"
     return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"
@@ -385,7 +384,7 @@ def _describe_scarce(tree: _Tree, name: str) -> str:
 
 
 def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
-    """Return ``1 of 4``: the weight of an element and that of all siblings that count, itself included."""
+    """Return ``1 of 4``: the weight of an element, and the sum over all siblings that count and the element."""
     own = tree.element(name).weight
     others = sum_in_order(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
     return f"{own:g} of {own + others:g}"
@@ -397,7 +396,7 @@ def _list_names(names: list[str]) -> str:
 
 
 def _describe_element(tree: _Tree, name: str) -> list[str]:
-    """Return a line with the element's share and its parts, and one below it for each setting that matters."""
+    """Return a line with the element's share and the parts of the share, then a line for each setting that matters."""
     shares = tree.shares(name)
     r = RESOURCES.index(shares.dominant_resource)
     parts = shares.fair_share
@@ -458,7 +457,7 @@ def _describe_strong(tree: _Tree, name: str) -> list[str]:
 
 
 def _guaranteed(tree: _Tree, name: str) -> Vector:
-    """Return the strong guarantee as configured or inferred, before its adjustment (4)."""
+    """Return the strong guarantee as it was configured or inferred, before it was adjusted (4)."""
     return share(tree.shares(name).inferred_strong_guarantee_resources, tree.total)
 
 
@@ -467,7 +466,7 @@ def _is_adjusted(tree: _Tree, name: str) -> bool:
 
 
 def _why_adjusted(tree: _Tree, name: str) -> str:
-    """Return where on the path the guarantee was reduced first, and by what (6)."""
+    """Return where on the path the guarantee was first reduced, and what reduced it (6)."""
     cut = next(pool for pool in tree.path(name)[1:] if _is_adjusted(tree, pool))
     shares = tree.shares(cut)
     if not _covers(shares.limits_share, least(_guaranteed(tree, cut), ONE)):
@@ -510,7 +509,7 @@ def _describe_integral(tree: _Tree, name: str) -> list[str]:
 
 
 def _describe_limits(tree: _Tree, name: str) -> list[str]:
-    """Return limits below the element's demand; others do not matter."""
+    """Return the limits that are below the element's demand; others have no effect."""
     shares = tree.shares(name)
     in_force = tree.limit_in_force(name)
     if name == ROOT:

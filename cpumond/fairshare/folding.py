@@ -1,4 +1,4 @@
-"""Settings that callers fold into the weights and limits of a snapshot, since the update itself does not know them.
+"""Settings that the update itself does not know: callers fold them into the weights and limits of a snapshot.
 
 fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute.
 """
@@ -17,8 +17,8 @@ DEFAULT_WEIGHT: Final = 1.0
 
 
 def limits_of_total(total: Vector, ratio: float) -> Vector:
-    """Return the limits of a ``max_share_ratio``, in [0, 1], that is a share of the cluster (18). Quantised like all
-    resources (17). A pool's ``resource_limits`` are the lesser of its own and these."""
+    """Return the limits set by ``max_share_ratio``, in [0, 1], as a share of the cluster (18). They are quantised like
+    all resources (17). A pool's ``resource_limits`` are the lesser of its own and these."""
     return scale_resources(total, ratio)
 
 
@@ -27,7 +27,7 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
     2.10).
 
     ``parent_limits`` are the result of this function for the parent (for an operation: its pool), so it is called from
-    the root down; infinite means no limit. Without a ratio (None) the element's own ``resource_limits`` are returned.
+    the root down; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned.
     """
     if ratio is None:
         return resource_limits
@@ -35,9 +35,9 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
 
 
 def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIGHT) -> float:
-    """Return the weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5). Weights
-    below the least weight, 0 included, become the least weight. None (not set) gives ``inferred``. ``where`` names the
-    element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN."""
+    """Return the weight of an update, in [2^-26, 2^26], for the configured ``weight`` (semantics.md 0.3 and 2.5). A
+    weight below the lowest one, even 0, becomes the lowest. None (not set) becomes ``inferred``. ``where`` names the
+    element. Raises FairShareInputError for a negative weight, a weight above 2^26 and NaN."""
     if weight is None:
         return inferred
     if not 0.0 <= weight <= MAX_WEIGHT:
@@ -54,11 +54,11 @@ def infer_weight(
     parent_strong_share: Vector,
     parent_total_flow_ratio: float,
 ) -> float:
-    """Return the weight of a pool that has none of its own, > 0 (18, semantics.md 2.5).
+    """Return the weight, > 0, of a pool for which none is set (18, semantics.md 2.5).
 
-    ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. The pool's
-    guarantee is the greatest component of its strong share and its total flow ratio. The weight is that as a fraction
-    of the parent's, times the multiplier, within [2^-26, 2^26]; the default, 1, if that is not > 0.
+    ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. A pool's
+    guarantee is the greatest component of its strong share plus its total flow ratio. The weight is this as a fraction
+    of the parent's, times the multiplier, within [2^-26, 2^26]; if that is not > 0, the default, 1.
     """
     own = max(strong_share) + total_flow_ratio
     parent = max(parent_strong_share) + parent_total_flow_ratio

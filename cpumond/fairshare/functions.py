@@ -1,4 +1,4 @@
-"""Share functions: the share that an element takes at a suggestion; those of operations (fair_share_update.md 8
+"""Share functions: the share that an element takes at each suggestion; here those of operations (fair_share_update.md 8
 and 9)."""
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ ROUNDING: Final = 1e-15
 """Levels closer than this count as equal."""
 
 STEEPEST: Final = 2.0**14
-"""A segment with a slope above this is a ramp, known by its ends: a slope times a rounded length would be too rough."""
+"""Segments with a slope above this are ramps, kept as their two ends: slope times a rounded length is too inexact."""
 
 EXACT: Final = 2.0**60
-"""Slopes are summed as integers in units of 1 / EXACT: adding and subtracting leaves no rest, and a resource that no
-element takes more of stays constant."""
+"""Slopes are summed as integers in units of 1 / EXACT: adding and subtracting one leaves no remainder. A resource of
+which no element takes more stays exactly constant."""
 
 Jump = tuple[float, int, Vector]
-"""A place, the index of the segment that begins there, and the height in each resource."""
+"""A suggestion at which the value jumps, the index of the segment that begins there, the height in each resource."""
 
 Group = tuple[tuple[int, int], ...]
-"""Children that jump at one place of their parent's path: (index of the child, index of its segment behind it)."""
+"""Children that jump at one place of their parent's path: (index of the child, index of its segment after the jump)."""
 
 Position = tuple[float, float, float, Group, int]
-"""Location of a segment on the path: the fit factor at its start, fit factor per suggestion, the fit factor at its end;
-the children that jump right here, and how many of them have jumped."""
+"""Position of a segment on the path: the fit factor at its start, fit factor per suggestion, the fit factor at its end,
+the children that jump exactly there, and how many of them have jumped."""
 
 SlopeChange = tuple[float, int, int, int, int, int]
-"""A fit factor and the change of slope there, in each resource, in units of 1 / EXACT."""
+"""A fit factor and the changes of slope there, one per resource, in units of 1 / EXACT."""
 
 NO_CHANGES: Final[tuple[float, list[SlopeChange]]] = (0.0, [])
 
@@ -43,10 +43,10 @@ class ShareFunction:
     """``B`` of one element, left-continuous, known on [0, ``horizon``] (9.5).
 
     Segment ``i`` covers suggestions above ``starts[i]`` up to ``starts[i + 1]`` (the last one: up to the horizon); its
-    value is ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``;
-    ``at_horizon`` is the last value. A pool's ``positions[i]`` is the position on its path there (empty for
-    operations), ``zero_position`` the one at 0. ``jumps`` are the segments that do not begin where the previous one
-    ends, ``lower_ends`` the values below these jumps; ``ramps`` are the segments steeper than STEEPEST. Never changed
+    value is ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``.
+    ``at_horizon`` is the last value. For a pool, ``positions[i]`` is the position on its path there (empty for
+    operations), ``zero_position`` the position at 0. ``jumps``: the segments that do not begin where the previous one
+    ends; ``lower_ends``: the values below these jumps. ``ramps``: the segments steeper than STEEPEST. Never changed
     once made.
     """
 
@@ -88,13 +88,13 @@ class ShareFunction:
             self.ramps = [n for n, slope in enumerate(slopes) if max(slope) > STEEPEST]
 
     def end_of(self, segment: int) -> Vector:
-        """Return the value at the right end of a segment; ``at_zero`` for -1."""
+        """Return the value at the right end of a segment; for segment -1, ``at_zero``."""
         if segment + 1 == len(self.starts):
             return self.at_horizon
         return self.lower_ends[segment + 1] if segment + 1 in self.lower_ends else self.values[segment + 1]
 
     def value_in(self, segment: int, suggestion: float) -> Vector:
-        """Return the value at a suggestion within a segment; ``at_zero`` for segment -1."""
+        """Return the value at a suggestion within a segment; for segment -1, ``at_zero``."""
         if segment < 0:
             return self.at_zero
         if suggestion == self.horizon:
@@ -105,7 +105,7 @@ class ShareFunction:
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
 
     def exact_value(self, segment: int, suggestion: float) -> Vector:
-        """Return ``value_in``; where segments meet, up to rounding of the suggestion, the value that both have
+        """Return ``value_in``; but if the suggestion is, up to rounding, where two segments meet, the value of both
         there."""
         near = suggestion * 2.0**-51
         for n in (segment, segment + 1):
@@ -117,16 +117,16 @@ class ShareFunction:
         return self.value_in(segment, suggestion)
 
     def segment_at(self, suggestion: float) -> int:
-        """Return the segment that contains a suggestion in [0, horizon], -1 for 0."""
+        """Return the segment that contains a suggestion in [0, horizon]; -1 if the suggestion is 0."""
         return bisect_left(self.starts, suggestion) - 1
 
     def value(self, suggestion: float) -> Vector:
-        """B(suggestion), suggestion in [0, horizon]."""
+        """Return B(suggestion), for a suggestion in [0, horizon]."""
         return self.value_in(self.segment_at(suggestion), suggestion)
 
     def position_at(self, segment: int, suggestion: float) -> tuple[float, Group, int]:
-        """Return the position of a pool's path at a suggestion within a segment (9.4). That is the fit factor, the
-        children that jump there, and how many of them have jumped."""
+        """Return the position on a pool's path at a suggestion within a segment (9.4): the fit factor, the children
+        that jump there, and how many of these have jumped."""
         if segment < 0:
             x, _, _, group, jumped = self.zero_position
             return x, group, jumped
@@ -134,8 +134,8 @@ class ShareFunction:
         return min(x + rate * (suggestion - self.starts[segment]), end), group, jumped
 
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
-        """Return where and by how much the slope changes as a function of x, with suggestion ``x * factor``, for x in
-        [0, reach]. Ramps count as flat. The result is kept for the next sum if it is a pool's, which is longer than an
+        """Return where in [0, reach] and by how much the slope changes, as a function of x with suggestion ``x *
+        factor``. Ramps count as flat. A pool's result is kept for the next sum, since computing it takes longer than an
         operation's."""
         if not self.positions:
             return self._list_changes(factor, reach * factor)
@@ -160,7 +160,7 @@ class ShareFunction:
                 a, b, c, d, e = int(v * unit), int(w * unit), int(x * unit), int(y * unit), int(z * unit)
             changes.append((s / factor, a - f, b - g, c - h, d - i, e - j))
             f, g, h, i, j = a, b, c, d, e
-        if self.slopes[-1] != ZERO and 1.0 == self.horizon <= until:  # constant beyond suggestion 1
+        if self.slopes[-1] != ZERO and 1.0 == self.horizon <= until:  # from suggestion 1 on, the value is constant
             changes.append((1.0 / factor, -f, -g, -h, -i, -j))
         return changes
 
@@ -172,7 +172,7 @@ NOTHING: Final = ShareFunction([0.0], [ZERO], [ZERO], ZERO, positions=[(1.0, 0.0
 
 
 def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
-    """Return the value at ``x`` on the line from (x0, v0) to (x1, v1), computed from the nearer end (8)."""
+    """Return the value at ``x`` on the line from (x0, v0) to (x1, v1), computed from the end nearer to ``x`` (8)."""
     t = (x - x0) / (x1 - x0)
     return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
 
@@ -186,9 +186,9 @@ def gang_function(demand: Vector, limits: Vector) -> ShareFunction:
 
 
 def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFunction:
-    """Return ``B`` of an operation: its resources grow together to the usage, then from the usage to the demand (9.1,
-    9.4). All three are shares, ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``;
-    then ``usage + g * (demand - usage)`` with the greatest ``g`` in [0, 1] that the suggestion and the limits allow."""
+    """Return ``B`` of an operation: its resources grow together to the usage, then from there to the demand (9.1, 9.4).
+    All three are shares; ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``; then
+    ``usage + g * (demand - usage)`` with the greatest ``g`` in [0, 1] that the suggestion and the limits allow."""
     if max(demand) <= 0.0:
         return NOTHING
     starts: list[float] = []
@@ -220,7 +220,7 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
 
 
 def _value_within(usage: Vector, limits: Vector) -> Vector:
-    """Return the value of section 9.1 for the fit factor, in [0, 1], at which growth to ``usage`` meets the first
+    """Return the value of section 9.1 for the fit factor, in [0, 1], at which growth to ``usage`` reaches the first
     limit."""
     top = max(usage)
     edges = [0.0, *sorted({x for x in usage if 0.0 < x < top}), top]
@@ -238,13 +238,13 @@ def _value_within(usage: Vector, limits: Vector) -> Vector:
 def _grow_to_demand(
     starts: list[float], values: list[Vector], slopes: list[Vector], usage: Vector, demand: Vector, limits: Vector
 ) -> ShareFunction:
-    """Return the second half of ``operation_function``: from the usage, which has been reached, to the demand."""
+    """Return the second half of ``operation_function``: from the usage, already reached, to the demand."""
     growth = subtract(demand, usage)
     room, end, needed = 1.0, demand, max(demand)
     factors = [between(x, u, d, 1.0, 2.0) if d > x else 2.0 for x, u, d in zip(limits, usage, demand, strict=True)]
     factor = min(factors)
     if factor < 2.0:
-        # Whether the sum with others is exactly 1 decides their shares (9.4): use the value of section 9.1 at this f.
+        # Shares depend on whether the sum with others is exactly 1 (9.4): use the value of section 9.1 at this f.
         room = factor - 1.0
         a, b, c, d, e = (between(factor, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
         end = (a, b, c, d, e)
@@ -270,16 +270,16 @@ def _grow_to_demand(
 def rising_parts(
     level: Vector, slope: Vector, length: float, suggestion: float, needed: float, rounding: float = ROUNDING
 ) -> list[tuple[float, float, float, float]]:
-    """Return where along a linear piece more suggestion is needed, and which resource decides (9.4).
+    """Return the parts of a linear piece on which more suggestion is needed; in each part one resource decides (9.4).
 
-    On the piece ``level + slope * x``, x in [0, length], the needed suggestion is the greatest component, but at least
-    ``suggestion``, its value at the start; at the end it is ``needed``. Returns (suggestion, suggestion at the end, x,
-    x at the end) of the parts where it rises, in order; one resource binds in each.
+    The piece is ``level + slope * x``, x in [0, length]. The needed suggestion is the greatest component, but at least
+    ``suggestion``, which is needed at the start; ``needed`` is needed at the end. Returns the parts on which it rises,
+    in order, as (suggestion, suggestion at the end, x, x at the end).
     """
     if needed <= suggestion + suggestion * rounding:
         return []
     lines = [(v, m) for v, m in zip(level, slope, strict=True) if m > 0.0 and v + m * length > suggestion]
-    if not lines:  # nothing but rounding
+    if not lines:  # only rounding makes the needed suggestion rise
         return []
     x, _, bound, rate = min((max((suggestion - v) / m, 0.0), -m, v, m) for v, m in lines)
     low = suggestion

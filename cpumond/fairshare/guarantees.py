@@ -1,4 +1,4 @@
-"""Strong guarantees: inferred, adjusted to the resources that exist, estimated (fair_share_update.md 4, 6)."""
+"""Strong guarantees: inferred, adjusted to the existing resources, estimated (fair_share_update.md 4, 6)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cpumond.fairshare.tree import UNSET
 
 
 def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str) -> None:
-    """Fill ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4). A resource that a
-    pool leaves unset follows its main resource: the same fraction of the parent's guarantee, scaled to the rest that
-    the configured siblings leave; at the first level it is not scaled."""
+    """Set ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4). A resource that is not
+    set for a pool follows the pool's main resource: it gets the same fraction of the parent's guarantee, scaled to what
+    the siblings that set the resource leave; at the first level it is not scaled."""
     main = RESOURCES.index(main_resource)
     preorder[0].inferred_guarantee = total
     for node in preorder:
@@ -94,12 +94,12 @@ def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector)
 
 
 def fitting_factor(available: Vector, wanted: Vector) -> float:
-    """Return the greatest factor in [0, 1] that scales ``wanted`` into ``available`` in every resource (6.2)."""
+    """Return the greatest factor in [0, 1] with which ``wanted`` fits into ``available`` in every resource (6.2)."""
     return bisect_max(0.0, 1.0, lambda factor: dominates(available, scale(wanted, factor)))
 
 
 def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode]) -> None:
-    """Shrink strong shares, tier by tier, to each parent's share, with one factor for all resources (6.1, 6.2)."""
+    """Shrink strong shares, tier by tier, to the parent's share, by one factor for all resources (6.1, 6.2)."""
     for node in reversed(preorder):
         if node in effective_priority:
             node.priority_tier, node.regular_tier = node.strong, ZERO
@@ -132,8 +132,8 @@ def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode
 
 
 def estimate_guarantees(preorder: list[PoolNode]) -> None:
-    """Fill ``estimated``: the strong share plus, by weight, the rest of the parent's, without limits or demand
-    (6.3)."""
+    """Set ``estimated``: the strong share plus a part, by weight, of what is left of the parent's share; without limits
+    or demand (6.3)."""
     root = preorder[0]
     root.estimated = root.strong
     for node in preorder:

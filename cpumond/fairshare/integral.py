@@ -31,12 +31,11 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives the pools of a subtree functions that are known as far as a suggestion to its top needs (9)."""
+"""Gives the pools of a subtree their functions, known as far as a suggestion to the top pool of it needs (9)."""
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:
-    """Grow volumes by the flow and shrink them by the grant of the last update; never above the capacity by growth
-    (5.1)."""
+    """Grow volumes by the flow and shrink them by the last update's grant; growth stops at the capacity (5.1)."""
     for node in nodes:
         integral = node.pool.integral_guarantees
         old = node.volume
@@ -52,8 +51,8 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
 
 
 def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
-    """Return the pools, in pre-order, through which volumes flow: none inside a pool with an integral guarantee
-    (5.2)."""
+    """Return, in pre-order, the pools through which volumes flow: all except those inside a pool with an integral
+    guarantee (5.2)."""
     nodes = []
     end = 0
     for node in preorder:
@@ -65,8 +64,8 @@ def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
 
 
 def collect_overflow(nodes: list[PoolNode]) -> None:
-    """Sum volume that pools could not keep and volume that others could take, up to the root (5.2); ``nodes`` in
-    pre-order."""
+    """Sum up, to the root, the volume that pools could not keep and the volume that others could take (5.2). ``nodes``
+    are in pre-order."""
     for node in reversed(nodes):
         if node.guarantee_type != "none":
             continue
@@ -79,7 +78,7 @@ def collect_overflow(nodes: list[PoolNode]) -> None:
 
 
 def distribute_free_volume(nodes: list[PoolNode]) -> None:
-    """Give volume that would be lost to pools that can still take some, where a pool allows it (5.3)."""
+    """Give volume that would be lost to pools that can take more of it, if a pool above both allows this (5.3)."""
     for node in nodes:
         if node.guarantee_type != "none":
             node.volume = sum_resources([node.volume, node.accepted_free_volume])
@@ -92,7 +91,7 @@ def distribute_free_volume(nodes: list[PoolNode]) -> None:
 
 
 def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
-    """Return how much of ``free`` volume of resource ``r`` each child accepts: by its flow, up to its room (5.3)."""
+    """Return how much of ``free`` volume of resource ``r`` each child accepts: by its flow, until it is full (5.3)."""
     accepted = [0.0] * len(children)
     accepting = [
         (_counted(child.acceptable_volume[r] / child.total_flow_ratio, r), n)
@@ -118,22 +117,22 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
 
 
 def _counted(volume: float, r: int) -> float:
-    """Return a volume of resource ``r`` in that resource's quantum (17)."""
+    """Return a volume of resource ``r``, rounded to the resource's quantum (17)."""
     return quantise_cpu(volume) if r == CPU else volume
 
 
 def _part(volume: float, part: float, r: int) -> float:
-    """Return a fraction of a volume of resource ``r``, in that resource's quantum."""
+    """Return a fraction of a volume of resource ``r``, rounded to the resource's quantum."""
     return scale_cpu(volume, part) if r == CPU else volume * part
 
 
 def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float:
-    """Return the share for which the pool's volume lasts if used up in ``smooth_period_s`` (5.4)."""
+    """Return the share that would use up the pool's volume in ``smooth_period_s`` (5.4)."""
     return min((v / t for v, t in zip(node.volume, total, strict=True) if t > 0.0), default=0.0) / smooth_period_s
 
 
 def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options, prepare: Prepare) -> None:
-    """Give each burst pool, in order, its share within burst guarantee, volume and limits (10)."""
+    """Give the burst pools, one after another, their shares within burst guarantee, volume and limits (10)."""
     for node in pools:
         bound = min(node.burst_ratio, volume_ratio(node, total, options.integral_smooth_period_s))
         node.proposed = _fit(node, least((bound, bound, bound, bound, bound), _available(node)))
@@ -146,7 +145,7 @@ def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options,
 def propose_relaxed_shares(
     pools: list[PoolNode], root: PoolNode, total: Vector, options: Options, prepare: Prepare
 ) -> None:
-    """Share the rest of strong and burst guarantees among the relaxed pools, in proportion to their volumes (11)."""
+    """Share what strong and burst guarantees leave among the relaxed pools, in proportion to their volumes (11)."""
     if not pools:
         return
     taken = sum_vectors([least(add(node.strong, node.proposed), node.demand_share) for node in root.pools])
@@ -176,8 +175,7 @@ def propose_relaxed_shares(
 
 
 def _available(node: PoolNode) -> Vector:
-    """Return the rest that the limits of a pool and of all above it, except the root, leave beside guarantees
-    (10.2)."""
+    """Return what guarantees leave of the limits of a pool and of all pools above it except the root (10.2)."""
     available = ONE
     for above in node.path_to_root():
         available = least(available, subtract(above.limits_share, add(above.strong, above.proposed)))
@@ -185,7 +183,7 @@ def _available(node: PoolNode) -> Vector:
 
 
 def _fit(node: PoolNode, proposed: Vector) -> Vector:
-    """Return ``proposed`` if it fits under the limits beside the strong share, else the part that fits (10.3)."""
+    """Return ``proposed`` if it and the strong share are within the limits, else the part that fits (10.3)."""
     limits, strong = node.limits_share, node.strong
     if dominates(limits, add(strong, proposed)):
         return proposed
@@ -198,8 +196,8 @@ def _fit(node: PoolNode, proposed: Vector) -> Vector:
 
 
 def _grant(node: PoolNode, granted: Vector) -> None:
-    """Add an integral share to the pool and all above it, and drop the function with which it was found (10.6,
-    10.7)."""
+    """Add an integral share to the pool and to all pools above it. Drop their functions, with which the share was found
+    (10.6, 10.7)."""
     for above in node.path_to_root():
         above.proposed = _fit(above, add(above.proposed, granted))
         top = above.parent

@@ -32,18 +32,18 @@ MARGIN_OF_GUESS: Final = 1.15
 LEAST_GUESS: Final = 2.0**-20
 
 SETTLED: Final = 128
-"""Maximum number of vertices of a path whose sums are settled."""
+"""Paths with up to this number of vertices are settled (``settle``)."""
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
-# Many operations have equal demand and usage: these share one copy of it.
+# Many operations have equal demand and usage: they share one copy of the result.
 _share: Final = lru_cache(maxsize=1024)(share)
 _operation_function: Final = lru_cache(maxsize=1024)(operation_function)
 
 
 class OperationNode:
-    """One operation: its shares (fractions of the cluster) and its function; serves any number of updates."""
+    """One operation: its shares (fractions of the cluster) and its function; can be used for many updates."""
 
     __slots__ = ("operation", "gang", "demand_share", "usage_share", "limits_share", "_function")
 
@@ -61,7 +61,7 @@ class OperationNode:
 
     @property
     def function(self) -> ShareFunction:
-        """``B`` of the operation, made when it is first needed (9.1)."""
+        """``B`` of the operation, made when first needed (9.1)."""
         if self._function is None:
             if self.gang:
                 self._function = gang_function(self.demand_share, self.limits_share)
@@ -71,7 +71,7 @@ class OperationNode:
 
 
 class PoolMemory:
-    """Results that a pool keeps from one update to the next, each beside the values from which it was made."""
+    """Results that a pool keeps for the next update, each with the values from which it was made."""
 
     __slots__ = (
         "given", "gangs", "operations", "demand", "usage", "weights", "factors", "fifo_order", "fifo_index",
@@ -81,8 +81,8 @@ class PoolMemory:
     def __init__(
         self, given: list[Operation], gangs: bool, total: Vector, full: Vector, last: PoolMemory | None
     ) -> None:
-        """``gangs``: whether gangs have step functions here; ``full``: the shares of the whole cluster; ``last``: the
-        memory of the same pool with other operations."""
+        """``gangs``: whether gangs of this pool have step functions. ``full``: the shares of the whole cluster.
+        ``last``: the memory of the same pool when it had different operations."""
         self.given = given
         self.gangs = gangs
         records = {record.operation.name: record for record in last.operations} if last else {}
@@ -116,9 +116,9 @@ class PoolNode:
     """One pool (or the root) during one update; the phases fill it in the order of section 2.
 
     Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
-    known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which was too little ``tries``
-    times; ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: the ``index`` after the last
-    pool below it, in pre-order. ``is_same``: everything in and below it is as in the last update.
+    known up to the suggestion ``need``. ``path`` is made up to the fit factor ``reach``, which did not suffice
+    ``tries`` times. ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: in pre-order, the
+    ``index`` after the last pool below this one. ``is_same``: all in and below the pool is as in the last update.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class PoolNode:
         self.promised_totals: Sequence[Vector] = ()
 
     def renew(self, parent: PoolNode | None) -> PoolNode:
-        """Return the same pool for the next update, with its memory if its operations and those below it are the
+        """Return the same pool for the next update, with its memory. Only if its operations and all below it are the
         same."""
         new = PoolNode(self.pool, parent)
         new.is_same = True
@@ -186,21 +186,21 @@ class PoolNode:
 
     @property
     def guarantee_type(self) -> str:
-        """none, burst or relaxed; none for the root."""
+        """The type is none, burst or relaxed; none for the root."""
         return "none" if self.parent is None else self.pool.integral_guarantees.guarantee_type
 
     @property
     def full_reach(self) -> float:
-        """The fit factor at which its path is complete (9.2, 9.3)."""
+        """The fit factor at which the pool's path is complete (9.2, 9.3)."""
         return float(len(self.operations)) if self.pool.mode == "fifo" else 1.0
 
     @property
     def order(self) -> list[int]:
-        """Indices of a FIFO pool's operations in the order in which they are served (7)."""
+        """Indices of a FIFO pool's operations, in the order in which the pool serves them (7)."""
         return self.effective_order or self.memory.fifo_order
 
     def children_functions(self) -> list[ShareFunction]:
-        """Return the functions of its children as far as its reach, in the order of the path (9)."""
+        """Return the functions of the pool's children, known as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
             return [self._function_of(n) for n in self.order[: math.ceil(self.reach)]]
         functions = [record.function for record in self.operations]
@@ -214,7 +214,7 @@ class PoolNode:
         return NOTHING if n in self.passed else self.operations[n].function
 
     def path_to_root(self) -> list[PoolNode]:
-        """Return this pool and its ancestors without the root, from below."""
+        """Return this pool and its ancestors, from the pool upwards, without the root."""
         nodes: list[PoolNode] = []
         node: PoolNode = self
         while node.parent is not None:
@@ -224,7 +224,7 @@ class PoolNode:
 
 
 def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) -> Path:
-    """Return the path of a pool with children, which have ``functions`` as far as its reach (9.2, 9.3)."""
+    """Return the path of a pool whose children have ``functions``, known as far as the pool's reach (9.2, 9.3)."""
     if node.pool.mode == "fifo":
         return fifo_path(functions, len(functions) == len(node.operations))
     path = weighted_path(functions, node.factors, node.reach, options.improved_fair_share_by_fit_factor)
@@ -234,8 +234,8 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 
 
 def first_reach(node: PoolNode) -> float:
-    """Return the fit factor up to which a pool's path is first made (9): a little beyond the need of the last update.
-    The result does not depend on it. For the root B(1) is needed, so its last position is the best guess."""
+    """Return the fit factor up to which a pool's path is first made (9): a little more than the last update needed. It
+    does not change the result. The root needs B(1), so its last position is the best guess."""
     last = node.memory.function
     reach = 0.0
     if node.parent is None:
@@ -248,9 +248,9 @@ def first_reach(node: PoolNode) -> float:
 
 
 def guess_reach(node: PoolNode) -> float:
-    """Return a fit factor that probably suffices for the suggestion ``node.need``; the function is first made up to
-    there. It assumes that each child, beyond its guarantee, grows straight to its demand. Too much costs time, too
-    little a second try; the result depends on neither."""
+    """Return a fit factor that probably suffices for the suggestion ``node.need``: the function is first made up to it.
+    The guess is that each child, beyond its guarantee, grows straight to its demand. A factor that is too high costs
+    time, one that is too low a second try; the result depends on neither."""
     taken = [least(child.strong, child.demand_share) for child in node.pools]
     wanted = [
         subtract(least(child.demand_share, child.limits_share), guaranteed)
@@ -287,8 +287,8 @@ def guess_reach(node: PoolNode) -> float:
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
-    """Fill values that follow from the snapshot alone, children before parents (3); only where they changed since the
-    last update."""
+    """Set values that follow from the snapshot alone, for children before their parents (3). Skips those that did not
+    change since the last update."""
     full = share(total, total)
     for node in reversed(preorder):
         if node.is_same:
@@ -323,7 +323,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
 
 
 def divide_by_least(weights: list[float]) -> list[float]:
-    """Return the weights divided by the least of them above EPS: a child's suggestion per fit factor (9.2)."""
+    """Return the weights divided by the smallest weight above EPS: a child's suggestion per fit factor (9.2)."""
     least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
     return [weight / least_weight for weight in weights]
 

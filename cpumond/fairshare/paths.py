@@ -12,13 +12,13 @@ from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subt
 
 
 class Path:
-    """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices, from fit factor 0 on.
+    """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices, beginning at fit factor 0.
 
-    Vertex ``i`` is at fit factor ``xs[i]`` with value ``values[i]``; the step to the next vertex is linear with
-    ``slopes[i]`` per fit factor, or a jump (None). ``jumps[i]`` holds, for a jump step, all children that jump at this
-    fit factor, and how many of them jumped before the step. ``factors[c]`` is child c's suggestion per fit factor
-    (fair_share), None in a FIFO pool; ``functions`` are the children's in the order of the path, as far as they are
-    needed. ``complete``: the last vertex is the end of the domain.
+    Vertex ``i`` is at fit factor ``xs[i]`` and has the value ``values[i]``. The step to the next vertex is linear with
+    ``slopes[i]`` per fit factor, or a jump (None). For a jump, ``jumps[i]`` has all children that jump at this fit
+    factor, and how many of them jumped before this step. ``factors[c]`` is child c's suggestion per fit factor
+    (fair_share); ``factors`` is None in a FIFO pool. ``functions``: those of the children in the order of the path, as
+    far as they are needed. ``complete``: the last vertex is the end of the domain.
     """
 
     __slots__ = ("xs", "values", "slopes", "jumps", "functions", "factors", "complete")
@@ -38,7 +38,7 @@ class Path:
         self.values.append(value)
 
     def add_jumps(self, x: float, here: list[tuple[int, int, Vector]], one_by_one: bool) -> None:
-        """Append the jumps of the children ``here`` (child, segment, height) at ``x``: a joint one, or one for each."""
+        """Append at ``x`` the jumps of the children ``here`` (child, segment, height): a joint one, or one for each."""
         group: Group = tuple((child, segment) for child, segment, _ in here)
         value = self.values[-1]
         for done, (_, _, height) in enumerate(here):
@@ -50,8 +50,8 @@ class Path:
                 self.values.append(value)
 
     def places_at(self, x: float, group: Group = (), jumped: int = 0) -> tuple[list[int], list[float]]:
-        """Return the places of the children at fit factor ``x``, the first ``jumped`` of ``group`` behind their jump
-        (12.1). Two lists: the segment of each child's function, and its suggestion."""
+        """Return the places of the children at fit factor ``x``; the first ``jumped`` of ``group`` are after their jump
+        (12.1). Returns two lists: the segment of each child's function, and its suggestion."""
         functions = self.functions
         if self.factors is None:
             suggestions = [min(max(x - child, 0.0), 1.0) for child in range(len(functions))]
@@ -64,7 +64,7 @@ class Path:
         return segments, suggestions
 
     def sum_at(self, vertex: int) -> Vector:
-        """Return the value at a vertex, as the sum of the children's values there in their order."""
+        """Return the value at a vertex, computed as the sum of the children's values there in their order."""
         group, jumped = self.jumps.get(vertex, ((), 0))
         if vertex - 1 in self.jumps:
             group, _ = self.jumps[vertex - 1]
@@ -72,12 +72,12 @@ class Path:
         return self._sum(self.xs[vertex], group, jumped)
 
     def sum_along(self, step: int) -> Vector:
-        """Return the sum in the middle of a linear step: the values that are constant there, free of rounding at its
-        ends."""
+        """Return the sum in the middle of a linear step: the values that are constant along it, without the rounding at
+        its ends."""
         return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
     def sum_at_end(self) -> Vector:
-        """Return the sum at the last vertex of a complete path."""
+        """Return the sum of the children's values at the last vertex of a complete path."""
         factors = self.factors or [1.0] * len(self.functions)
         return sum_vectors(
             [
@@ -92,7 +92,7 @@ class Path:
 
 
 def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
-    """Return the path of a FIFO pool: its children's functions one after the other, in their order (9.3)."""
+    """Return the path of a FIFO pool: its children's functions, one after another in their order (9.3)."""
     path = Path(functions, None, complete)
     for child in range(len(functions)):
         _append_child(path, child, path.values[-1], float(child), 1.0, 1.0)
@@ -100,12 +100,12 @@ def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
 
 
 def weighted_path(functions: list[ShareFunction], factors: list[float], reach: float, improved: bool) -> Path:
-    """Return the path of a fair_share pool: its children's functions, arguments scaled by weight, summed (9.2).
+    """Return the path of a fair_share pool: the sum of its children's functions, with arguments scaled by weight (9.2).
 
-    Children are in their order; ``factors`` are weights divided by the least one. The path goes to the last change of
-    slope at or before the fit factor ``reach`` in (0, 1], to the end if that is 1; the functions are known that far.
-    ``improved``: children that jump at one place do so one by one in their order. One sweep over all changes: linear in
-    their number but for sorting.
+    Children are in their order. ``factors`` are weights divided by the smallest one. ``reach``: a fit factor in (0, 1].
+    The path goes to the last change of slope that is not after it, or to the end if it is 1; the functions are known
+    that far. ``improved``: children that jump at the same place do so one by one, in their order. The time of the one
+    sweep over all changes is linear in their number, except for sorting.
     """
     path = Path(functions, factors, reach == 1.0)
     takers = [child for child, function in enumerate(functions) if function is not NOTHING]
@@ -119,7 +119,7 @@ def weighted_path(functions: list[ShareFunction], factors: list[float], reach: f
 
 
 def _append_child(path: Path, child: int, base: Vector, offset: float, factor: float, until: float) -> None:
-    """Append a child that moves alone, up to suggestion ``until``: from ``offset`` on, on top of ``base``."""
+    """Append a child that moves alone, up to suggestion ``until``: from ``offset`` on, added to ``base``."""
     function = path.functions[child]
     starts, values = function.starts, function.values
     jumps = {segment: height for _, segment, height in function.jumps}
@@ -138,21 +138,22 @@ def _append_child(path: Path, child: int, base: Vector, offset: float, factor: f
 
 
 def _below(x: float, offset: float, factor: float, suggestion: float) -> float:
-    """Return the fit factor of a child's jump: near ``x``, and not so great that the child would be taken beyond it."""
+    """Return the fit factor of a child's jump: near ``x``, but not so high that the child would be beyond the jump."""
     while (x - offset) * factor > suggestion:
         x = math.nextafter(x, 0.0)
     return x
 
 
 _END, _JUMP, _RAMP = range(3)
-"""Events that interrupt a sum of running slopes, in their order at one place."""
+"""Events that interrupt a sum of constant slopes, in the order in which they are handled at one place."""
 
 Ramp = tuple[float, float, Vector]
 """A ramp on a path: the fit factors of its start and end, and its rise."""
 
 
 def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
-    """Append the sum of the children ``takers``, with running value and slope; jumps and ramps are added by height."""
+    """Append the sum of the children ``takers``, with a running value and slope; jumps and ramps are added as
+    heights."""
     changes: list[SlopeChange] = []
     breaks: list[tuple[float, int, int, int, Vector]] = []
     ramps: dict[tuple[int, int], Ramp] = {}
@@ -169,7 +170,7 @@ def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
             if x_end > x:
                 ramps[child, segment] = x, x_end, rise
                 breaks += [(x, _RAMP, child, segment, ZERO), (x_end, _END, child, segment, rise)]
-            elif segment + 1 < len(function.starts):  # only rounding between its ends
+            elif segment + 1 < len(function.starts):  # only rounding is between its ends
                 breaks.append((x, _JUMP, child, segment + 1, rise))
     changes.sort()
     breaks.sort(key=itemgetter(0, 1, 2, 3))
@@ -198,7 +199,7 @@ def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
 
 
 def _ramp(function: ShareFunction, segment: int, factor: float) -> Ramp:
-    """Return where a steep segment of a child begins and ends on the path, and how much it rises."""
+    """Return where on the path a steep segment of a child begins and ends, and how much it rises."""
     end = function.horizon if segment + 1 == len(function.starts) else function.starts[segment + 1]
     rise = subtract(function.end_of(segment), function.values[segment])
     return function.starts[segment] / factor, end / factor, rise
@@ -212,8 +213,8 @@ def _sweep(
     until: float | None,
     active: dict[tuple[int, int], Ramp],
 ) -> tuple[Vector, tuple[int, int, int, int, int]]:
-    """Append steps from the end of ``path`` through ``changes`` and on to ``until``. ``value`` and ``slope`` are the
-    sums so far without the ``active`` ramps; returns them as of ``until``."""
+    """Append steps from the end of ``path`` through ``changes`` and then to ``until``. ``value`` and ``slope`` are the
+    sums so far, without the ramps ``active``. Returns these sums at ``until``."""
     if active:
         return _sweep_with_ramps(path, changes, value, slope, until, active)
     at = path.xs[-1]
@@ -236,7 +237,7 @@ def _sweep(
             add_value((v0, v1, v2, v3, v4))
             add_x(x)
             at = x
-        if d0:  # many change only one resource
+        if d0:  # many changes concern only one resource
             m0 += d0
             r0 = m0 * unit
         if d1:
@@ -267,7 +268,7 @@ def _sweep_with_ramps(
     until: float | None,
     active: dict[tuple[int, int], Ramp],
 ) -> tuple[Vector, tuple[int, int, int, int, int]]:
-    """Sweep as ``_sweep``, with the rise of ramps on top: each is exact at its ends, whatever its slope."""
+    """Sweep like ``_sweep``, and add the rise of ramps: each one is exact at its ends, however steep it is."""
     for x, *change in [*changes, *([(until, *FLAT)] if until is not None else [])]:
         at = path.xs[-1]
         if x > at:
@@ -282,8 +283,8 @@ def _sweep_with_ramps(
 
 
 def settle(path: Path) -> None:
-    """Replace the running sum by the children's own sum in resources that are constant. For callers that compare such
-    values with each other; worth it for small paths only."""
+    """In resources that are constant, replace the running sum by the sum of the children's own values. It is for
+    callers that compare such values with each other, and pays off for small paths only."""
     for r in range(5):
         flat = [slope is not None and slope[r] == 0.0 for slope in path.slopes]
         flat.append(False)

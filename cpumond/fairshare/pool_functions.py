@@ -1,12 +1,12 @@
 """The share function of a pool, made from its path (fair_share_update.md 9.4 and 9.5).
 
-An element's ``B`` (9.5) is its path - the values that ``A`` (9.1 to 9.3) runs through, in order - measured by the
-suggestion that each point of the path needs: the least ``s`` with ``value <= min(strong + proposed + s, limits)``. So
-only the resource that binds is computed of ``M`` (9.4): along a linear piece of the path the needed suggestion is a
-maximum of lines, and one division per piece turns path into function. Where the path moves without needing more
-suggestion, ``B`` jumps; where the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
+An element's ``B`` (9.5) is its path: the values that ``A`` (9.1 to 9.3) runs through, in order. Each point of the path
+is measured by the suggestion that it needs: the least ``s`` with ``value <= min(strong + proposed + s, limits)``.
+Therefore ``M`` (9.4) is computed for the binding resource only. Along a linear piece, the needed suggestion is a
+maximum of lines: one division per piece turns path into function. If the path moves without needing more suggestion,
+``B`` jumps; if the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
 
-Paths and functions of pools are made from 0 up to where they are needed: a prefix has the same numbers as the whole.
+Paths and functions of pools are made from 0 as far as they are needed: each number is the same as in the whole one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cpumond.fairshare.paths import Path
 from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subtract
 
 TIE: Final = 1e-12
-"""Running sums that are closer to a bound than this are summed again, child by child, before they are compared."""
+"""If a running sum is closer to a bound than this, it is computed again, child by child, before the comparison."""
 
 NEARLY_ONE: Final = 1.0 - TIE
 BELOW_ONE: Final = 1.0 - 2.0**-53
 
 
 def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
-    """Return the farthest point of ``path`` with all values within ``bound``, which contains its start (9.4). Returns
-    (step, fit factor, value): within this linear step, at the start of this jump step that does not fit, or (number of
+    """Return the farthest point of ``path`` with all values within ``bound``; the start is within it (9.4). Returns
+    (step, fit factor, value): within this linear step, at the start of this jump that does not fit, or (number of
     steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it."""
     values = path.values
     first_beyond = [
@@ -60,8 +60,8 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
 
 
 def _first_beyond(path: Path, r: int, limit: float) -> int:
-    """Return the first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none
-    does. Near the limit the children's own sums decide."""
+    """Return the first vertex whose value of resource ``r`` exceeds a limit; the start is within it. Returns the number
+    of vertices if there is none. Near the limit the sums of the children's own values decide."""
     values, key = path.values, itemgetter(r)
     beyond = bisect_right(values, limit + TIE, key=key)
     near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
@@ -77,7 +77,7 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
 
 
 class _Segments:
-    """A pool's function while it is made, by segments; ``moved``: the path has moved since the last one ended."""
+    """A pool's function while it is made, in segments. ``moved``: the path has moved since the last one ended."""
 
     __slots__ = ("starts", "values", "slopes", "positions", "lower_ends", "end", "moved")
 
@@ -88,11 +88,11 @@ class _Segments:
         self.positions: list[Position] = []
         self.lower_ends: dict[int, Vector] = {}
         self.end = at_zero
-        """The value where the last segment ends."""
+        """The value at the end of the last segment."""
         self.moved = False
 
     def add(self, start: float, value: Vector, slope: Vector, position: Position, end: Vector) -> None:
-        """Append a segment; its start is a jump if the path has moved."""
+        """Append a segment; if the path has moved since the last one, it begins with a jump."""
         if self.moved:
             self.lower_ends[len(self.starts)] = self.end
             self.moved = False
@@ -104,9 +104,9 @@ class _Segments:
 
 
 class _Piece:
-    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``, which contain its start
-    (9.4). ``first`` and ``last`` are the steps of the path that contain its ends; ``is_cut``: it ends before the path
-    does. Its vertices before ``exact_until`` are those of the path."""
+    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``; both contain the path's
+    start (9.4). ``first`` and ``last`` are the steps of the path that contain the piece's ends. ``is_cut``: the piece
+    ends before the path does. Vertices before ``exact_until`` are those of the path."""
 
     __slots__ = ("first", "last", "is_cut", "xs", "values", "slopes", "at_zero", "exact_until")
 
@@ -130,12 +130,12 @@ class _Piece:
 
 
 def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: float = 0.0) -> ShareFunction | None:
-    """Return ``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path shows; None: not
-    even B(0).
+    """Return ``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as it is known from an incomplete path;
+    None if not even B(0) is.
 
-    ``guarantee`` is strong + proposed share, ``limits`` the limits share, at most 1. Values within the guarantee are
-    B(0); values beyond the limits are never reached; in between each step of the path is measured by the suggestion it
-    needs. Between 0 and the suggestion ``asked_from`` the function is not made, and must not be evaluated.
+    ``guarantee`` is the strong plus the proposed share, ``limits`` the limits share, at most 1. Values within the
+    guarantee are B(0); values beyond the limits are never reached. In between, each step of the path is measured by the
+    suggestion that it needs. Between 0 and ``asked_from`` the function is not made and must not be evaluated.
     """
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):
@@ -154,18 +154,18 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     for n in range(begin, len(slopes)):
         m = slopes[n]
         high = max(levels[n + 1])
-        if high > NEARLY_ONE and n + 1 < piece.exact_until:  # whether it is 1 decides (9.4, trim)
+        if high > NEARLY_ONE and n + 1 < piece.exact_until:  # shares depend on whether it is exactly 1 (9.4, trim)
             values[n + 1] = _exact_value(path, first + n + 1, m, values[n], values[n + 1], levels[n + 1])
             levels[n + 1] = subtract(values[n + 1], q)
             high = max(levels[n + 1])
         rounding = ROUNDING if s <= NEARLY_ONE else 0.0
         more = high > s + s * rounding
-        if not more:  # B jumps here
+        if not more:  # no more suggestion is needed: B jumps here
             segments.moved = True
-        elif m is None:  # waits below the jump until its upper end is affordable
+        elif m is None:  # B waits below the jump until its upper end is affordable
             segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]), values[n])
             segments.moved = high < 1.0
-        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource binds from end to end
+        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # the same resource binds from end to end
             a, b, c, d, e = m
             rate = (xs[n + 1] - xs[n]) / (high - s)
             slope = (a * rate, b * rate, c * rate, d * rate, e * rate)
@@ -206,7 +206,7 @@ def _add_rising(
     v: Vector,
     m: Vector,
 ) -> None:
-    """Add the parts of ``rising_parts`` for a linear step of the path as segments (9.4)."""
+    """Add the parts of ``rising_parts`` for a linear step of the path, each as a segment (9.4)."""
     x, x_end = span
     reached = 0.0
     for low, high, dx, dx_end in rising:
@@ -226,21 +226,21 @@ def _levels(values: list[Vector], guarantee: Vector) -> list[Vector]:
 
 
 def _ends_at(path: Path, *bounds: Vector) -> bool:
-    """Whether an incomplete path ends so near a bound that only its continuation shows on which side of it (9.4)."""
+    """Whether an incomplete path ends so near a bound that only its continuation shows on which side it is (9.4)."""
     end = path.values[-1]
     return any(v > 0.0 and abs(v - limit) <= TIE for bound in bounds for v, limit in zip(end, bound, strict=True))
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:
-    """Return the position at ``x`` in a step, or at the lower end of a jump step."""
+    """Return the position at ``x`` in a step; in a jump, that at its lower end."""
     group, done = path.jumps.get(step, ((), 0))
     return (x, 0.0, x, group, done)
 
 
 def _exact_value(path: Path, vertex: int, m: Vector | None, before: Vector, running: Vector, level: Vector) -> Vector:
-    """Return the value at a vertex that needs a suggestion of nearly 1, as the sum of the children's own values.
+    """Return the value at a vertex that needs a suggestion of nearly 1: the sum of the children's own values.
 
-    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running`` and ``level`` are of this one.
+    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running``, ``level``: of this vertex.
     """
     if m is None or any(rate > 0.0 and x > NEARLY_ONE for rate, x in zip(m, level, strict=True)):
         ends = path.complete and vertex == len(path.slopes)

@@ -18,14 +18,14 @@ RESOURCES: Final = ("user_slots", "cpu", "gpu", "memory", "network")
 CPU: Final = 1
 MEMORY: Final = 3
 EPS: Final = 1e-9
-"""The specification's epsilon, a fraction of the cluster."""
+"""The specification's epsilon, as a fraction of the cluster."""
 
 ZERO: Final[Vector] = (0.0, 0.0, 0.0, 0.0, 0.0)
 ONE: Final[Vector] = (1.0, 1.0, 1.0, 1.0, 1.0)
 UNLIMITED: Final[Vector] = (math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
-# Vectors are kept by many thousands of operations, and most have zeros: "or 0.0" makes these one object.
+# Many thousands of operations keep vectors with zeros: "or 0.0" makes all zeros the same object, which saves memory.
 
 
 def add(a: Vector, b: Vector) -> Vector:
@@ -55,13 +55,13 @@ def positive_part(a: Vector) -> Vector:
 
 
 def dominates(a: Vector, b: Vector) -> bool:
-    """Whether ``a`` is at least ``b`` in every resource, without tolerance."""
+    """Whether ``a`` is at least as large as ``b`` in every resource, without tolerance."""
     return a[0] >= b[0] and a[1] >= b[1] and a[2] >= b[2] and a[3] >= b[3] and a[4] >= b[4]
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Return the sum from left to right, each step rounded to a double. From Python 3.12 on ``sum`` compensates for
-    rounding, and schedulers of two versions would not agree."""
+    """Return the sum from left to right, rounding each step to a double. From Python 3.12 on ``sum`` compensates for
+    rounding: schedulers on different versions of Python would not agree."""
     total = 0.0
     for each in values:
         total += each
@@ -81,12 +81,12 @@ def sum_vectors(vectors: list[Vector]) -> Vector:
 
 
 def of_share(x: Vector, total: Vector) -> Vector:
-    """Return the amounts of ``total`` of which ``x`` are fractions."""
+    """Return the amounts whose fractions of ``total`` are ``x``."""
     return (x[0] * total[0], x[1] * total[1], x[2] * total[2], x[3] * total[3], x[4] * total[4])
 
 
 def share(x: Vector, total: Vector) -> Vector:
-    """Return ``x`` as fractions of ``total``; 0 for a resource that the cluster does not have, whatever ``x`` is
+    """Return ``x`` as fractions of ``total``. If the cluster does not have a resource, its fraction is 0 for any ``x``
     (0)."""
     a, b, c, d, e = x
     f, g, h, i, j = total
@@ -97,7 +97,7 @@ def share(x: Vector, total: Vector) -> Vector:
 
 
 def ratio(x: Vector, total: Vector) -> float:
-    """Return the greatest fraction of ``total`` among the resources that the cluster has, 0 if it has none (3)."""
+    """Return the greatest fraction of ``total`` among the resources that the cluster has; 0 if it has none (3)."""
     return max((v / t for v, t in zip(x, total, strict=True) if t > 0), default=0.0)
 
 
@@ -112,13 +112,13 @@ def quantise_cpu(cores: float) -> float:
 
 
 def scale_cpu(cores: float, factor: float) -> float:
-    """Return ``cores``, a multiple of 0.01, times ``factor``, computed in hundredths and rounded to a whole one
+    """Return ``cores``, a multiple of 0.01, times ``factor``. Computed in hundredths and rounded to a whole hundredth
     (17)."""
     return round_half_away(round(cores * 100.0) * factor) / 100.0
 
 
 def scale_resources(x: Vector, factor: float) -> Vector:
-    """Return amounts of resources times ``factor``: integers and multiples of 0.01 cpu, halves away from zero (17)."""
+    """Return amounts times ``factor``, rounded to integers, cpu to multiples of 0.01, halves away from zero (17)."""
     a, _, c, d, e = scale(x, factor)
     return (
         round_half_away(a),
@@ -135,19 +135,19 @@ def sum_resources(vectors: list[Vector]) -> Vector:
 
 
 def scale_volume(x: Vector, factor: float) -> Vector:
-    """Return resource*seconds times ``factor``: cpu rounded to a multiple of 0.01, the others unrounded (17)."""
+    """Return resource*seconds times ``factor``; cpu is rounded to a multiple of 0.01, others are not rounded (17)."""
     return (x[0] * factor, scale_cpu(x[CPU], factor), x[2] * factor, x[3] * factor, x[4] * factor)
 
 
 def exact_cpu(x: Vector) -> Vector:
-    """Return ``x`` with its cpu rounded to a multiple of 0.01, which removes the rounding of sums and differences
+    """Return ``x`` with its cpu rounded to a multiple of 0.01: this removes the rounding errors of sums and differences
     (17)."""
     return (x[0], quantise_cpu(x[CPU]), x[2], x[3], x[4])
 
 
 def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """Return the greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low``
-    (0)."""
+    """Return the greatest double in [low, high], both >= 0, for which a monotone predicate holds; it must hold for
+    ``low`` (0)."""
     if holds(high):
         return high
     least_bits, bits = _bits(low), _bits(high)
@@ -161,7 +161,7 @@ def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float
 
 
 def _bits(x: float) -> int:
-    """Return the bit pattern of a double, which sorts non-negative doubles by value."""
+    """Return the bit pattern of a double; for non-negative doubles, it sorts like the value."""
     return int.from_bytes(struct.pack(">d", x), "big")
 
 
@@ -177,16 +177,16 @@ def find_dominant(shares: Vector) -> str:
 
 
 def format_resource(name: str) -> str:
-    """Return the resource of a share, to follow its percentage: " (by job slots)"; "" for CPU."""
+    """Return the resource of a share as text after its percentage: " (by job slots)"; "" for CPU."""
     return "" if name == "cpu" else f" (by {name.replace('user_slots', 'job slots')})"
 
 
 def format_dominant(shares: Vector) -> str:
-    """Return the largest share in percent, with its resource if that is not CPU: "3.3% (by job slots)"."""
+    """Return the largest share in percent, with its resource unless that is CPU: "3.3% (by job slots)"."""
     return f"{max(shares):.1%}{format_resource(find_dominant(shares))}"
 
 
 def format_amount(resource: int, value: float) -> str:
-    """Return an amount of the resource with that index: memory in GiB, others unchanged, with up to two digits."""
+    """Return an amount as text, with up to two decimals: memory in GiB, others unchanged. ``resource``: its index."""
     text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
     return text.rstrip("0").rstrip(".") + unit

@@ -15,7 +15,7 @@ GUARANTEES_EXCEED_CLUSTER: Final = 29000
 
 @dataclass(frozen=True, slots=True)
 class UpdateError:
-    """An inconsistency in the configuration of the tree that the update worked around (15)."""
+    """An inconsistency in the configuration of the tree, despite which the update was made (15)."""
 
     code: int
     message: str
@@ -23,7 +23,7 @@ class UpdateError:
 
 @dataclass(frozen=True, slots=True)
 class FairShare:
-    """A share, a fraction of the cluster per resource, and the three parts of which it is the sum (12)."""
+    """A share, as fractions of the cluster by resource, and its three parts, whose sum it is (12)."""
 
     total: Vector = ZERO
     strong_guarantee: Vector = ZERO
@@ -36,19 +36,19 @@ NO_SHARE: Final = FairShare()
 
 @dataclass(frozen=True, slots=True)
 class ElementShares:
-    """All results of an update for one element (2 to 14). ``..._share`` are fractions of the cluster per resource,
-    ``..._ratio`` scalar fractions, ``..._volume`` resource*seconds, ``..._resources`` absolute. Fields that only pools
-    have are 0 for operations."""
+    """All results of an update for one element (2 to 14). ``..._share``: fractions of the cluster, by resource.
+    ``..._ratio``: scalar fractions. ``..._volume``: resource*seconds. ``..._resources``: absolute. For operations, the
+    fields that only pools have are 0."""
 
     kind: str
-    """root, pool or operation."""
+    """One of root, pool and operation."""
     fair_share: FairShare
     promised_guarantee_fair_share: FairShare
     demand_share: Vector
     usage_share: Vector
     limits_share: Vector
     strong_guarantee_share: Vector
-    """After adjustment (6)."""
+    """The share after adjustment (6)."""
     strong_guarantee_share_priority_tier: Vector
     strong_guarantee_share_regular_tier: Vector
     proposed_integral_share: Vector
@@ -58,7 +58,7 @@ class ElementShares:
     fifo_index: int | None = None
     effective_fifo_index: int | None = None
     burst_ratio: float = 0.0
-    """After the scaling of an overcommitted cluster (6)."""
+    """The ratio after the scaling for an overcommitted cluster (6)."""
     total_burst_ratio: float = 0.0
     resource_flow_ratio: float = 0.0
     total_resource_flow_ratio: float = 0.0
@@ -77,7 +77,7 @@ PoolShares = tuple[str, Vector, Vector, Vector, Vector, Vector, float]
 
 class Elements(Mapping[str, ElementShares]):
     """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made on first access, from
-    values that no later update changes."""
+    values that later updates do not change."""
 
     __slots__ = ("_find", "_describe", "_places", "operation_shares", "pool_shares")
 
@@ -98,7 +98,7 @@ class Elements(Mapping[str, ElementShares]):
 
     @property
     def places(self) -> dict[str, tuple[Any, int]]:
-        """Name -> arguments of ``describe``, made when first needed."""
+        """Name -> arguments for ``describe``, made when first needed."""
         if self._places is None:
             self._places = self._find()
         return self._places

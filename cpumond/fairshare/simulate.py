@@ -1,6 +1,6 @@
-"""A pool tree over time: scripted demand in, one fair-share update per step, the shares of each pool out.
+"""A pool tree over time: takes scripted demand, makes one fair-share update per step, yields the shares of each pool.
 
-Pure and streaming: time is a number that is counted up, one step is held at a time.
+Pure and streaming: time is a number that is counted up, only one step is held at a time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from cpumond.fairshare.validate import MAX_AMOUNT
 Action = Literal["start", "stop", "ramp"]
 
 MIN_REPEAT_S: Final = 1.0
-"""The shortest ``repeat_every_s``: events between two steps are processed one by one."""
+"""The shortest ``repeat_every_s``, since events between two steps are processed one by one."""
 
 NOISE: Final = 1e-12
-"""Fraction of the cluster below which a difference counts as rounding."""
+"""Differences below this fraction of the cluster count as rounding."""
 
 MAX_S: Final = 36500 * 86400.0
-"""The longest simulation and the latest event: about a hundred years."""
+"""Longest simulation and time of the latest event: about a hundred years."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandEvent:
-    """A change of one operation's demand; between its events the demand is constant.
+    """A change of one operation's demand; between the operation's events its demand is constant.
 
-    start: ``demand`` (absolute, >= 0) from ``at_s`` on; stop: nothing from ``at_s`` on; ramp: from the demand of that
-    moment to ``demand`` in a straight line over ``over_s`` seconds (> 0), all resources together. With
-    ``repeat_every_s`` it happens again and again, that many seconds apart. Times are seconds from the beginning.
+    start: the demand is ``demand`` (absolute, >= 0) from ``at_s`` on. stop: it is zero from ``at_s`` on. ramp: from the
+    demand at ``at_s`` it moves to ``demand`` in a straight line within ``over_s`` seconds (> 0), all resources
+    together. With ``repeat_every_s`` the event is repeated at this interval. Times are seconds from the beginning.
     """
 
     operation: str
@@ -55,8 +55,8 @@ class DemandEvent:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A tree as of time 0, and the demand of its operations from then on. ``check_script`` defines which are valid.
-    Before its first event an operation has the ``demand`` that the tree gives it."""
+    """A tree at time 0, and the demand of its operations after that. ``check_script`` defines which scenarios are
+    valid. Before its first event an operation has the ``demand`` that it has in the tree."""
 
     snapshot: Snapshot
     script: tuple[DemandEvent, ...] = ()
@@ -64,12 +64,12 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class SimulationRow:
-    """One pool at one step, after the update of that moment. The fields are the columns that are printed.
+    """One pool at one step, after the update of that moment. The fields are the printed columns.
 
-    Amounts are of the main resource in its own unit (cores for cpu), as they are in force: after the scaling of an
-    overcommitted cluster (6). ``demand`` and ``usage`` are sums over the operations of the pool. ``fair_share`` is the
-    sum of the three parts after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5).
-    Without an integral guarantee the flow, burst, volume and capacity are 0.
+    Amounts are of the main resource in its own unit (cores for cpu), after the scaling for an overcommitted cluster
+    (6). ``demand`` and ``usage`` are sums over the pool's operations. ``fair_share`` is the sum of the three parts
+    after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5). Without an integral
+    guarantee, flow, burst, volume and capacity are 0.
     """
 
     time_s: float
@@ -89,11 +89,11 @@ class SimulationRow:
 
 
 def check_script(scenario: Scenario) -> None:
-    """Raise FairShareInputError at the first invalid event; it is named by its place in the script, from 1.
+    """Raise FairShareInputError for the first invalid event; the error has its place in the script, counted from 1.
 
-    Every event is of an operation of the tree, with finite numbers that are not negative. The events of one operation
-    are in the order of time and do not overlap: each begins after the previous one, and not before its ramp is over.
-    Repeating ones come last, all with one period, and one round of them is over when the next begins.
+    Every event is for an operation of the tree, with finite numbers that are not negative. The events of one operation
+    are sorted by time and do not overlap: each begins after the previous one has begun and its ramp is over. Events
+    that repeat come last and have one period; each round of them is over when the next one begins.
     """
     events_of: dict[str, list[tuple[int, DemandEvent]]] = {
         operation.name: [] for operation in scenario.snapshot.operations
@@ -133,7 +133,7 @@ def _check_event(event: DemandEvent, where: str) -> None:
 
 
 def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str) -> None:
-    """Check an event of an operation against the previous one, which is at ``place`` in the script."""
+    """Check an event of an operation against the operation's previous one, which is at ``place`` in the script."""
     if after.at_s <= before.at_s:
         raise FairShareInputError(
             f"{where}.at: {format_duration(after.at_s)} is not after the {format_duration(before.at_s)} of script "
@@ -152,11 +152,11 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
 
 
 def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) -> None:
-    """Check that the repeating events of one operation end within their period; ``first`` is at ``place`` in the
+    """Check that the repeated events of one operation end within their period. ``first`` is at ``place`` in the
     script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
-    # A sudden change at the moment when the next round begins would be undone at once.
+    # If the demand changed suddenly at the moment when the next round begins, this would be undone at once.
     if last.end_s > again_s or (last is not first and last.at_s >= again_s):
         raise FairShareInputError(
             f"{where}: is over at {format_duration(last.end_s)}, but script {place} of the same operation happens "
@@ -165,19 +165,19 @@ def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) 
 
 
 def count_steps(until_s: float, step_s: float) -> int:
-    """Return how many steps ``simulate`` makes: at 0, ``step_s`` (> 0), ... up to ``until_s`` (>= 0) inclusive."""
+    """Return the number of steps of ``simulate``: at 0, ``step_s`` (> 0), ... up to ``until_s`` (>= 0), inclusive."""
     return math.floor(until_s / step_s * (1.0 + EPS)) + 1
 
 
 def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[SimulationRow]:
-    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s`` inclusive: at each step a row per pool, in
-    order.
+    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s``, inclusive: at each step one row per pool,
+    in order.
 
-    Each step is one update with the demand of that moment; ``accumulated_volume`` and ``last_share_ratio`` of an
-    integral pool are carried on to the next. An operation uses its whole grant at once, until the next step: there are
-    no jobs to start or to stop, so real pools follow more slowly. ``step_s`` (> 0) is the period of updates: a volume
-    runs dry over ``integral_smooth_period_s``, which longer steps cannot show. ``scenario`` must be one that
-    ``check_script`` accepts.
+    Each step is one update with the demand of that moment. ``accumulated_volume`` and ``last_share_ratio`` of an
+    integral pool are passed on to the next step. An operation uses its whole grant at once, until the next step: no
+    jobs have to start or stop, so real pools follow more slowly. ``step_s`` (> 0) is the period of updates: a volume is
+    used up over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept
+    ``scenario``.
     """
     snapshot = scenario.snapshot
     pools = snapshot.pools
@@ -200,7 +200,7 @@ def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[Simu
 
 
 class _Demand:
-    """The demand of one operation, at times that do not decrease."""
+    """The demand of one operation. It is read at times that do not decrease."""
 
     __slots__ = ("_begin_s", "_end_s", "_events", "_from", "_next", "_next_s", "_to")
 
@@ -213,9 +213,9 @@ class _Demand:
         self._next_s, self._next = next(self._events, (math.inf, None))
 
     def at(self, time_s: float) -> Vector:
-        """Return the demand at ``time_s``; the same object while it is constant."""
+        """Return the demand at ``time_s``; while it is constant, this is the same object."""
         while self._next is not None and time_s >= self._next_s:
-            # No event begins within a ramp, so the previous one has reached its end value.
+            # No event begins within a ramp, so the previous event has reached its final value.
             self._from, self._to = self._to, self._next.demand if self._next.action != "stop" else ZERO
             self._begin_s, self._end_s = self._next_s, self._next_s + self._next.over_s
             self._next_s, self._next = next(self._events, (math.inf, None))
@@ -227,7 +227,7 @@ class _Demand:
 
 
 def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent]]:
-    """Yield each event with its time, in the order of time; without end if some repeat."""
+    """Yield each event with its time, sorted by time; the sequence has no end if some events repeat."""
     yield from ((event.at_s, event) for event in events if event.repeat_every_s is None)
     repeated = [(event, event.repeat_every_s) for event in events if event.repeat_every_s is not None]
     for turn in itertools.count() if repeated else ():
@@ -235,7 +235,7 @@ def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent
 
 
 def _list_demands(scenario: Scenario) -> list[_Demand | None]:
-    """Return the demand of each operation; None for those that the script does not name: theirs is constant."""
+    """Return the demand of each operation; None if the script does not name the operation: its demand is constant."""
     events_of: dict[str, list[DemandEvent]] = {}
     for event in scenario.script:
         events_of.setdefault(event.operation, []).append(event)
@@ -248,8 +248,8 @@ def _list_demands(scenario: Scenario) -> list[_Demand | None]:
 def _move_operations(
     operations: tuple[Operation, ...], demands: list[_Demand | None], granted: list[Vector], time_s: float
 ) -> tuple[Operation, ...]:
-    """Return the operations with the demand of ``time_s`` and the usage that was granted; the same objects if nothing
-    changed."""
+    """Return the operations with the demand at ``time_s`` and the usage that was granted. An operation that did not
+    change is the same object."""
     moved: dict[int, Operation] = {}
     for position, (operation, scripted, usage) in enumerate(zip(operations, demands, granted, strict=True)):
         demand = operation.demand if scripted is None else scripted.at(time_s)
@@ -264,7 +264,7 @@ def _move_operations(
 
 
 def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
-    """Return the amount that each operation may use: its fair share of the cluster, at most its demand."""
+    """Return how much each operation may use: its fair share of the cluster, but no more than its demand."""
     total = snapshot.total_resources
     granted: list[Vector] = []
     for operation in snapshot.operations:
@@ -276,12 +276,12 @@ def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
 
 
 def _is_noise(a: Vector, b: Vector, total: Vector) -> bool:
-    """Whether two amounts differ only in their last digits, which is no reason to rebuild every function above them."""
+    """Whether two amounts differ only in their last digits: no reason to make every function above them again."""
     return all(abs(x - y) <= NOISE * t for x, y, t in zip(a, b, total, strict=True))
 
 
 def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tuple[Pool, ...]:
-    """Return the pools with the state for the next update; the same objects if nothing changed."""
+    """Return the pools with the state for the next update; if nothing changed, they are the same objects."""
     moved: dict[int, Pool] = {}
     for position, (pool, shares) in enumerate(zip(pools, shares_of, strict=True)):
         state = pool.integral_guarantees
@@ -298,7 +298,7 @@ def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tup
 
 
 class _RowMaker:
-    """Turns the shares of the pools into rows. Only constants of a simulation are kept."""
+    """Makes rows from the shares of the pools. It keeps only what is constant during a simulation."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         options = snapshot.options
@@ -306,7 +306,7 @@ class _RowMaker:
         self._period_s = options.integral_pool_capacity_saturation_period_s
         self._capacities: dict[tuple[float, float], float] = {}
         position_of = {pool.name: position for position, pool in enumerate(snapshot.pools)}
-        # Operations of the root and pools of the first level have no parent that gets a row.
+        # The parent of the root's operations and of the first-level pools is the root, which has no row.
         self._parent_of_operation = [position_of.get(operation.parent) for operation in snapshot.operations]
         self._parent_of_pool = [position_of.get(pool.parent) for pool in snapshot.pools]
 
@@ -339,8 +339,8 @@ class _RowMaker:
             )
 
     def _capacity(self, amount: float, flow_ratio: float) -> float:
-        """Return the volume up to which a flow of the main resource, a fraction of the cluster's ``amount``, fills
-        (5.1)."""
+        """Return the capacity: the volume up to which a flow of the main resource, a fraction of the cluster's
+        ``amount``, fills (5.1)."""
         key = (amount, flow_ratio)
         if key not in self._capacities:
             self._capacities[key] = scale_resources((amount,) * 5, flow_ratio)[self._main] * self._period_s
@@ -351,7 +351,7 @@ class _RowMaker:
         for parent, value in zip(self._parent_of_operation, of_operations, strict=True):
             if parent is not None:
                 sums[parent] += value
-        # Parents come before their children in the list, so each sum is complete when it is passed on.
+        # Parents come before their children in the list: going backwards, each sum is complete when it is passed on.
         for position in range(len(sums) - 1, -1, -1):
             parent = self._parent_of_pool[position]
             if parent is not None:

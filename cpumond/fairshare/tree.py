@@ -14,14 +14,14 @@ Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
 
 OptionalVector = tuple[float | None, float | None, float | None, float | None, float | None]
-"""A Vector in which None means "not set", which differs from 0."""
+"""A Vector in which None means "not set", which is not the same as 0."""
 
 UNSET: Final[OptionalVector] = (None, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of a pool tree (1). Times are in seconds, > 0."""
+    """Settings of a pool tree (1). Times are seconds, > 0."""
 
     main_resource: str = "cpu"
     integral_pool_capacity_saturation_period_s: float = 86400.0
@@ -30,22 +30,22 @@ class Options:
     fifo_reordering: bool = False
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
-    """Accepted without effect: shares are assigned by position, which leaves no gap to close (12.2)."""
+    """Accepted, but without effect: shares are assigned by position, which leaves no gap to close (12.2)."""
     share_gang_remainders: bool = False
-    """Whether the remainder that the step of a gang that does not fit cuts off is shared among the others (12.3)."""
+    """Whether others share the remainder that is left because the step of a gang does not fit (12.3)."""
     fast_fifo: bool = False
-    """Accepted without effect: FIFO pools are always computed the fast way, with the same result (9.3)."""
+    """Accepted, but without effect: FIFO pools are always computed the fast way, which gives the same result (9.3)."""
 
 
 SCHEDULER_OPTIONS: Final = Options(step_function_for_gang_operations=True)
-"""Options of the scheduler for a tree that sets nothing else."""
+"""Options of the scheduler for a tree for which nothing else is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntegralGuarantees:
     """Integral guarantee of a pool and its state between updates (1, 5). ``resource_flow`` and
     ``burst_guarantee_resources`` are absolute, ``accumulated_volume`` is in resource*seconds, ``last_share_ratio`` is a
-    fraction of the cluster. An update returns the last two as input of the next one."""
+    fraction of the cluster. An update returns the last two; they are input of the next update."""
 
     guarantee_type: GuaranteeType = "none"
     resource_flow: Vector = ZERO
@@ -62,7 +62,7 @@ NO_INTEGRAL_GUARANTEES: Final = IntegralGuarantees()
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool; ``weight`` > 0, resources absolute, an infinite limit means no limit (1)."""
+    """A pool. ``weight`` is > 0; resources are absolute; an infinite limit means no limit (1)."""
 
     name: str
     parent: str = ROOT
@@ -80,8 +80,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation, a leaf; ``demand`` dominates ``usage``, both absolute; ``max_share_ratio`` in [0, 1] (1).
-    ``start_time`` orders operations of equal weight in a FIFO pool, in seconds of any clock."""
+    """An operation, a leaf. ``demand`` and ``usage`` are absolute, ``demand`` dominates ``usage``; ``max_share_ratio``
+    is in [0, 1] (1). ``start_time``, in seconds of any clock, sorts operations of equal weight in a FIFO pool."""
 
     name: str
     parent: str
@@ -97,8 +97,8 @@ class Operation:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One frozen pool tree: cluster totals (absolute), pools with parents before children, operations. Children of a
-    pool are ordered: pools in the order of ``pools``, then operations in the order of ``operations``. ``root`` has the
-    flags of the root; its guarantees, weight and guarantee type are ignored."""
+    pool are ordered: first pools, in the order of ``pools``; then operations, in the order of ``operations``. ``root``
+    has the flags of the root; its guarantees, weight and guarantee type are ignored."""
 
     total_resources: Vector
     pools: tuple[Pool, ...] = ()

@@ -1,4 +1,4 @@
-"""One fair-share update, phase by phase (fair_share_update.md 2), and the memory that makes the next one cheap."""
+"""One fair-share update, phase by phase (fair_share_update.md 2), and the memory that makes the next update cheap."""
 
 from __future__ import annotations
 
@@ -59,27 +59,27 @@ from cpumond.fairshare.result import (
 from cpumond.fairshare.tree import ROOT, Operation, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
-"""Maximum number of gangs that are passed over one by one."""
+"""Maximum number of rounds in which gangs are passed over one by one."""
 NO_OPERATIONS: Final[list[Operation]] = []
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
-    """Update a tree that ``validate`` accepts once; times in seconds (2). Errors in the tree's guarantees are worked
-    around and listed in the result (15), nothing is raised. For a series of updates a ``FairShareUpdater`` gives the
-    same result, faster."""
+    """Update a tree that ``validate`` accepts, once; times are in seconds (2). Errors in the tree's guarantees raise
+    nothing: the result is computed in spite of them and lists them (15). For a series of updates, a
+    ``FairShareUpdater`` gives the same result faster."""
     return FairShareUpdater().update(snapshot, now, previous_update_time)
 
 
 class FairShareUpdater:
-    """A series of updates of a tree of which little changes from one to the next. Functions of unchanged elements are
-    kept; the result is the same, to the last bit, as without. Elements are recognised by name and compared by value;
-    those that are the same object cost least. Not thread-safe."""
+    """A series of updates of a tree that changes little from one update to the next. Functions of unchanged elements
+    are kept; to the last bit, the result is the same as without that. Elements are recognised by name and compared by
+    value; an element that is the same object costs least. Not thread-safe."""
 
     def __init__(self) -> None:
         self._memory: dict[str, PoolMemory] = {}
         self._basis: object = None
         self._last: tuple[Snapshot, UpdateResult, list[PoolNode]] | None = None
-        """The last update, and its pools; None if the result of the same tree changes with time."""
+        """The last update and its pools; None if the same tree would have a different result at a later time."""
 
     def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
         total, options = snapshot.total_resources, snapshot.options
@@ -122,8 +122,8 @@ class FairShareUpdater:
         assign_promised_shares(root, options)
         total_of_root(root)
         for node in preorder:
-            # From here on only parents are read. Without the references to children there are no cycles: a result that
-            # is dropped is freed at once, and the garbage collector need not stop the program for it.
+            # From here on only parents are read. Without the references to children there are no cycles: a dropped
+            # result is freed at once, without the garbage collector, which would stop the program for that.
             node.pools = []
         elements = Elements(
             partial(_places, preorder), _view_shares, partial(_shares, preorder), partial(_pool_shares, preorder)
@@ -133,18 +133,17 @@ class FairShareUpdater:
         return result
 
     def _find_former(self, snapshot: Snapshot) -> tuple[list[PoolNode], list[UpdateError]]:
-        """Return the pools of the last update, and its errors, if the results of the pools alone are unchanged; else
-        none."""
+        """Return the pools of the last update and its errors if no pool has changed since then; otherwise nothing."""
         if self._last is None:
             return [], []
         last, result, nodes = self._last
         if snapshot.options.share_gang_remainders and any(node.passed for node in nodes):
-            return [], []  # gangs that were passed over leave functions that are not their pools' own
+            return [], []  # after gangs were passed over, the functions are not those of the whole pools
         return (nodes, list(result.errors)) if (last.pools, last.root) == (snapshot.pools, snapshot.root) else ([], [])
 
     def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
-        """Return the pools in pre-order, with the records of their operations; unchanged ones are taken from memory
-        (1). ``former``: the same pools in the last update; none if they changed."""
+        """Return the pools in pre-order, with the records of their operations; unchanged records are taken from memory
+        (1). ``former``: the same pools in the last update; empty if they changed."""
         total, options = snapshot.total_resources, snapshot.options
         full = share(total, total)
         given: dict[str, list[Operation]] = defaultdict(list)
@@ -175,17 +174,17 @@ class FairShareUpdater:
             if kept is None or kept.given != operations or kept.gangs is not gangs:
                 kept = PoolMemory(operations, gangs, total, full, kept)
                 node.is_same = False
-            kept.given = operations  # one of two equal ones need not be kept
+            kept.given = operations  # of two equal lists, only one has to be kept
             self._memory[name] = node.memory = kept
             node.operations = kept.operations
         return preorder
 
     def _prepare(self, top: PoolNode, suggestion: float, options: Options) -> None:
-        """Give a pool and all below functions that are known as far as needed; the top one up to ``suggestion`` (9).
+        """Give a pool and all pools below it their functions, as far as needed; the top one up to ``suggestion`` (9).
 
-        A pool's path is made as far as seems enough, its ``reach``, which determines how far its children must be
-        known. If that was not enough, it is made again: 2 times as far, then 8 and 32 times as far as before, and then
-        whole.
+        A pool's path is first made up to its ``reach``, a guess, which also determines how far its children must be
+        known. If that is not enough, it is made again: 2 times as far, then 8 times and 32 times as far as the last
+        time, and then as a whole.
         """
         top.need = suggestion
         stack = [top]
@@ -213,8 +212,8 @@ class FairShareUpdater:
                 )
 
     def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
-        """Share out the remainders that steps of gangs cut off, without those gangs, one left out after the other
-        (12.3). After ``MOST_ROUNDS`` of them all gangs that have nothing are left out at once."""
+        """Distribute the remainders that are left because steps of gangs do not fit, without these gangs; one gang is
+        left out after another (12.3). After ``MOST_ROUNDS`` rounds all gangs that have nothing are left out at once."""
         root = preorder[0]
         if not any(record.gang for node in preorder for record in node.operations):
             return
@@ -235,13 +234,13 @@ class FairShareUpdater:
             assign(root, 1.0, options)
 
     def _make_function(self, node: PoolNode, options: Options) -> None:
-        """Give a pool its path and function, once its children have theirs; kept ones if nothing has changed for
-        them."""
+        """Give a pool its path and function after its children have theirs. If nothing on which they depend has
+        changed, the kept ones are used."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return
         memory = node.memory
-        path_of: tuple[object, ...] = (node.whole, node.passed)  # its operations are those of ``memory``
+        path_of: tuple[object, ...] = (node.whole, node.passed)  # ``memory`` already belongs to the pool's operations
         if node.pools or node.pool.mode == "fifo":
             path_of = (node.children_functions(), node.factors, node.pool.mode, node.whole, node.passed)
         if memory.path is None or memory.path_of != path_of or memory.path_reach < node.reach:
@@ -251,7 +250,7 @@ class FairShareUpdater:
         function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
             memory.function_of = function_of
-            # The root only needs B(1), and B(0) for promised shares (12, 13).
+            # The root needs only B(1) and, for promised shares, B(0) (12, 13).
             asked_from = 0.0 if node.parent else 0.5
             memory.function = pool_function(memory.path, guarantee, node.limits_share, asked_from)
         node.path, node.function = memory.path, memory.function
@@ -264,8 +263,8 @@ def find_guarantees(
     snapshot: Snapshot,
     elapsed_s: float | None,
 ) -> list[UpdateError]:
-    """Fill attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update;
-    return errors."""
+    """Set attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update. Return
+    errors."""
     total, options = snapshot.total_resources, snapshot.options
     errors, priority_pools = check_flags(preorder)
     infer_guarantees(preorder, total, options.main_resource)
@@ -284,9 +283,9 @@ def find_guarantees(
 
 
 def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
-    """Mark the pools whose functions are made whole at once; return whether integral pools are nested. These are
-    relaxed pools and those below, whose shares are compared with free resources to the last bit (11). If integral pools
-    are nested, all: functions are then kept although their inputs have changed (11.1)."""
+    """Mark the pools whose functions are made as a whole at once, and return whether integral pools are nested. If they
+    are, all pools are marked: functions are then kept although their inputs change (11.1). Otherwise relaxed pools and
+    all below are, since their shares are compared with free resources to the last bit (11)."""
     nested = any(
         above.guarantee_type != "none" for node in burst_pools + relaxed_pools for above in node.path_to_root()[1:]
     )
@@ -297,8 +296,8 @@ def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_po
 
 
 def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
-    """Return errors of nested promised-share pools and of priority pools without a donor; and the priority pools with
-    one (15)."""
+    """Return errors: promised-share pools that are nested, priority pools without a donor. And return the priority
+    pools that have a donor (15)."""
     errors = []
     promised = {node for node in preorder if node.pool.compute_promised_guarantee_fair_share}
     above: set[PoolNode] = set()
@@ -337,7 +336,7 @@ def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNo
 
 
 def reorder(node: PoolNode) -> None:
-    """Serve operations of a FIFO pool that fit its guarantee before gangs that do not (7)."""
+    """In a FIFO pool, serve operations that fit its guarantee before gangs that do not fit (7)."""
     pool = node.pool
     if pool.mode != "fifo" or not pool.step_function_for_gang_operations or not pool.fifo_reordering:
         return
@@ -371,7 +370,7 @@ def _seconds_between(before: float, now: float) -> float:
 
 
 def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
-    """Return the place of each element: its pool, and its index there, -1 for the pool itself."""
+    """Return name -> place of the element: its pool and its index there; -1 for the pool itself."""
     places = {node.pool.name: (node, -1) for node in preorder}
     for node in preorder:
         for n, record in enumerate(node.operations):
@@ -395,7 +394,7 @@ def _pool_shares(preorder: list[PoolNode]) -> Iterator[PoolShares]:
 
 
 def _view_shares(node: PoolNode, n: int) -> ElementShares:
-    """Return the shares of operation ``n`` of a pool, or of the pool itself for -1."""
+    """Return the shares of operation ``n`` of a pool; for -1, those of the pool itself."""
     if n < 0:
         return ElementShares(
             kind="pool" if node.parent else "root",
@@ -446,6 +445,6 @@ def _view_shares(node: PoolNode, n: int) -> ElementShares:
 
 
 def dominant_resource(shares: Vector) -> str:
-    """Return the resource of which most of the cluster is used or demanded; cpu if none is (3)."""
+    """Return the resource of which the largest part of the cluster is used or demanded; cpu if none is (3)."""
     most = max(shares)
     return RESOURCES[shares.index(most) if most > 0.0 else CPU]

@@ -1,8 +1,8 @@
 """Checks that a snapshot is valid input of an update (fair_share_update.md 1, 16, 17).
 
-One wrong value stops the update here, with one sentence that names its element, since after this check the shares would
-silently be wrong. Conditions that the specification works around are not errors: guarantees beyond the cluster, nested
-integral pools, priority pools without a donor (15).
+A wrong value stops the update here, with one sentence that names its element: after this check, it would silently make
+shares wrong. Conditions despite which the specification defines a result are no errors: guarantees beyond the cluster,
+nested integral pools, priority pools without a donor (15).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from cpumond.fairshare.tree import (
 )
 
 MAX_AMOUNT: Final = 2.0**63
-"""Resources are 64-bit integers at most (17); far above, products of an update would overflow to infinity."""
+"""Resources are at most 64-bit integers (17); with much higher amounts, products of an update would be infinite."""
 
 MAX_VOLUME: Final = 1e100
-"""resource*seconds, a double (17): beyond everything that amounts and times give, and safe to multiply."""
+"""Limit of resource*seconds, a double (17): more than amounts and times can give, and still safe to multiply."""
 
 MAX_TIME_S: Final = 2.0**63 / 1e6
 """Times are 64-bit integers of microseconds (17)."""
 
 MIN_PERIOD_S: Final = 1e-6
 MIN_TOTAL: Final = 0.01
-"""The least amount of a resource that exists, of cpu (17)."""
+"""The smallest positive amount of a resource: that of cpu (17)."""
 
 SHOWN_OF_CYCLE: Final = 8
 
 
 def validate(snapshot: Snapshot) -> None:
-    """Raise FairShareInputError at the first value in ``snapshot`` that makes an update impossible.
+    """Raise FairShareInputError for the first value in ``snapshot`` that makes an update impossible.
 
-    Names are unique in the whole tree, parents are pools that come before their children, fifo pools have only
-    operations (16). Numbers are finite and not negative, only a limit may be infinite; weights are > 0, demand covers
+    Names are unique in the whole tree; parents are pools that come before their children; fifo pools have only
+    operations (16). Numbers are finite and not negative; only a limit may be infinite. Weights are > 0, demand covers
     usage, ``max_share_ratio`` is in [0, 1] (1, 16).
     """
     check_total_resources(snapshot.total_resources)
@@ -80,8 +80,8 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # Runs for each of maybe 50,000 operations: comparisons that NaN fails, too; the wrong value is searched only if
-        # there is one.
+        # This runs for perhaps 50,000 operations. NaN fails these comparisons, too. Only if a value is wrong, the code
+        # searches which one.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
         l0, l1, l2, l3, l4 = operation.resource_limits
@@ -147,8 +147,8 @@ def _check_options(options: Options) -> None:
 
 
 def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
-    """Check that a fair_share pool has a weight above 1e-9: it scales its children by the least such weight (9.2,
-    16)."""
+    """Check that no weight in a fair_share pool is too small: the pool divides weights by the least one above 1e-9
+    (9.2, 16)."""
     elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
     light = [element for element in elements if element.weight <= EPS and pools[element.parent].mode == "fair_share"]
     if not light:
@@ -156,14 +156,14 @@ def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
     heavy = {element.parent for element in elements if element.weight > EPS}
     improved = snapshot.options.improved_fair_share_by_fit_factor
     for element in light:
-        # In normal mode a heavier sibling makes a light element harmless, in improved mode nothing does.
+        # In normal mode a light element does no harm if it has a heavier sibling; in improved mode it always does.
         if improved or element.parent not in heavy:
             kind = "pool" if isinstance(element, Pool) else "operation"
             raise _wrong(f"{named(kind, element.name)}: weight", "", f"a number > {EPS:g}", element.weight)
 
 
 def check_total_resources(total: Vector) -> None:
-    """Check cluster totals: finite, and either 0 or at least the least amount that exists (17). Raises
+    """Check cluster totals: each is finite, and 0 or at least the smallest positive amount (17). Raises
     FairShareInputError."""
     _check_amounts("total_resources", total)
     for resource, value in zip(RESOURCES, total, strict=True):
@@ -172,7 +172,7 @@ def check_total_resources(total: Vector) -> None:
 
 
 def check_times(now: float, previous_update_time: float | None) -> None:
-    """Check the times of an update, in seconds: finite, within 64 bits of microseconds (17). Raises
+    """Check the times of an update, in seconds: they are finite and fit into 64 bits as microseconds (17). Raises
     FairShareInputError."""
     _check_time("now", now)
     if previous_update_time is not None:
@@ -180,13 +180,13 @@ def check_times(now: float, previous_update_time: float | None) -> None:
 
 
 def check_max_share_ratio(where: str, ratio: float) -> None:
-    """Check a limit as a fraction, in [0, 1] (1). ``where`` names the element. Raises FairShareInputError."""
+    """Check a limit that is a fraction, in [0, 1] (1). ``where`` names the element. Raises FairShareInputError."""
     if not 0.0 <= ratio <= 1.0:
         raise _wrong(where, "max_share_ratio", "a number in [0, 1]", ratio)
 
 
 def check_volume(where: str, volume: Vector) -> None:
-    """Check resource*seconds: finite and not negative. ``where`` names element and key. Raises FairShareInputError."""
+    """Check resource*seconds: finite, not negative. ``where`` names element and key. Raises FairShareInputError."""
     for resource, value in zip(RESOURCES, volume, strict=True):
         if not 0.0 <= value <= MAX_VOLUME:
             raise _wrong(where, resource, f"a finite number in [0, {MAX_VOLUME:g}]", value)
@@ -225,9 +225,9 @@ def _check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def order_pools(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """Return the pools with parents before children, otherwise in the given order; siblings keep their order (1). A
-    pool whose parent is not among them keeps its place: ``validate`` reports the error. Raises FairShareInputError for
-    a pool whose ancestors lead back to itself."""
+    """Return the pools with parents before children, otherwise in the given order; siblings keep theirs (1). A pool
+    whose parent is not in ``pools`` keeps its place: ``validate`` reports this error. Raises FairShareInputError if a
+    pool is its own ancestor."""
     pools = tuple(pools)
     names = {pool.name for pool in pools}
     placed: dict[str, None] = {}
@@ -265,7 +265,7 @@ def _wrong_parent(element: Pool | Operation, snapshot: Snapshot) -> FairShareInp
     where, parent = named(kind, element.name), element.parent
     parents = {pool.name: pool.parent for pool in snapshot.pools}
     if parent in parents:
-        # Known, but not yet seen: either further down in the list, or unreachable from the root.
+        # The parent is known but not yet seen: it comes later in the list, or cannot be reached from the root.
         assert isinstance(element, Pool)
         if _find_cycle(element.name, parents):
             return _wrong_cycle(element, parents)
@@ -291,8 +291,8 @@ def _wrong_cycle(pool: Pool, parents: dict[str, str]) -> FairShareInputError:
 
 
 def _find_cycle(name: str, parents: dict[str, str]) -> list[str]:
-    """Return the names of the cycle in which the ancestors of ``name`` end, the first one again at the end; [] if
-    none."""
+    """Return the names of the cycle in which the ancestors of ``name`` end, with the first name repeated at the end; []
+    if there is none."""
     path: dict[str, int] = {}
     while name in parents:
         if name in path:
