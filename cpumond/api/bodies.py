@@ -83,7 +83,8 @@ class Bodies:
 
 
 class HeldBody:
-    """One body: ``with bodies.hold(user) as body: data = await body.read(...)``, then ``work_on``, then the work."""
+    """One body. Use: ``with bodies.hold(user) as body: data = await body.read(...)``, ``work_on``, and then the
+    work."""
 
     def __init__(self, bodies: Bodies, user: str, of_node: bool) -> None:
         self._bodies = bodies

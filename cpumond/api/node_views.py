@@ -199,7 +199,7 @@ def view_nodes(
 
 
 def find_node(state: State, node_id: str) -> Node | LostNode:
-    """A node by id, also one that was lost within a day. Raises CommandError with code RESOLVE."""
+    """Return a node by id, also if it was lost within a day. Raises CommandError with code RESOLVE."""
     node = state.nodes.get(node_id) or state.lost_nodes.get(node_id)
     if node is None:
         raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)

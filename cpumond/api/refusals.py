@@ -19,7 +19,7 @@ from cpumond.scheduler.service import Scheduler
 
 
 async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
-    """Record in the audit log that a user was refused ``what``, unless it is recorded already or rights were not why.
+    """Record in the audit log that a user was refused ``what`` for lack of rights, unless that is recorded already.
 
     ``facts``: fields of Event about the subject.
     """

@@ -92,7 +92,7 @@ DATA_HEADERS: Final = (
 
 
 class DataHeaders:
-    """Adds DATA_HEADERS that a response does not set itself: no browser may keep the response or guess its type."""
+    """Adds those DATA_HEADERS that a response lacks; no browser then keeps the response or guesses its type."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -19,8 +19,8 @@ AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) 
 class Turns:
     """Makes every request wait for its turn, except those of ``AT_ONCE``.
 
-    ``take_turn`` of a scope is called when its request begins. The scope of a waiting request has ``turn``, a future:
-    True if the request shall begin, False if it is over already.
+    The scope of a request has ``take_turn``, which is called when the request begins. While a request waits, its scope
+    has ``turn``, a future: True if the request shall begin, False if it is over already.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -84,7 +84,7 @@ class UpdatedTree:
 
     @_once
     def limited_demand(self, element: Element) -> Vector:
-        """Demand capped by the limits; that of children is capped before it is summed (2.5). Absolute."""
+        """Demand capped by the limits, in absolute amounts; each child's demand is capped before the sum (2.5)."""
         demand = element.demand
         if isinstance(element, PoolElement):
             below: list[Element] = [*element.children.values(), *element.operations.values()]
@@ -125,7 +125,7 @@ class UpdatedTree:
         return guaranteed_shares(tree)
 
     def guaranteed(self, element: Element) -> Vector:
-        """The share left to the element when its siblings, and those of the pools above it, want everything.
+        """The share left to the element if its siblings, and the siblings of the pools above it, want everything.
 
         It is the strong guarantee, plus a part, by weight, of those resources of the parent that no sibling's guarantee
         covers; pending operations take no part.

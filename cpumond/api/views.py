@@ -93,7 +93,7 @@ class OperationInTree(View, frozen=True):
     why: str = ""
     """The cause as a sentence."""
     scheduling_tag_filter: str = ""
-    """Its own filter in force now."""
+    """The operation's own filter that is in force now."""
 
 
 class JobTotals(View, frozen=True):
@@ -462,7 +462,7 @@ def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
 
 
 def list_records(state: State) -> list[OperationRecord]:
-    """The records of all operations, those of live ones first."""
+    """Return the records of all operations, live ones first."""
     return [operation.record for operation in state.operations.values()] + list(state.finished.values())
 
 

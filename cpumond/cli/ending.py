@@ -18,7 +18,7 @@ class Ending:
         self._write_fd = write_fd
         self._is_set = False
         self.number = 0
-        """Number of the signal that set it."""
+        """Number of the signal that set this ``Ending``."""
         self._poll = select.poll()
         self._poll.register(read_fd, select.POLLIN)
 

@@ -153,7 +153,7 @@ class EngineSeen(msgspec.Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """Its name and where it answers; only its service if it does not answer and has no job."""
+        """Name of the engine and where it answers; only its service if it does not answer and has no job."""
         up = [socket for socket, view in self.views.items() if view.is_up]
         where = f" ({', '.join(filter(None, up))})" if any(up) else ""
         return f"{self.describe()}{where}" if up or self.found else self.facts.daemon

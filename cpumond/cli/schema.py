@@ -24,7 +24,7 @@ def _make_any_schema(kind: type) -> dict[str, Any]:
 
 
 def _admit_defaults(part: Any) -> None:
-    """Allow "" for a text that a file may leave out but not leave empty, because it is printed as empty."""
+    """Allow "" for a text that a file may leave out but not leave empty: an omitted text is printed as empty."""
     if isinstance(part, dict):
         if part.get("default") == "":
             part.pop("minLength", None)

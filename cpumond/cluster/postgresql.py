@@ -111,7 +111,7 @@ class PostgresServer:
     def start(self) -> None:
         command = [*self.prefix, *self._as_owner]
         if self._as_owner or shutil.which("setpriv"):
-            # It ends with this process, even if that is killed.
+            # The server ends with this process, even if this process is killed.
             command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(

@@ -58,8 +58,8 @@ del sys.argv[1:3]
 from cpumond.cli import main
 main()
 """
-"""Runs ``cpumond`` so that it gets SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Arguments: the id
-of the starting process, the place of the package, then those of the command."""
+"""Runs ``cpumond`` so that it gets SIGTERM when the thread that started this program ends (PR_SET_PDEATHSIG).
+Arguments: the id of the starting process, the place of the package, and the arguments of ``cpumond``."""
 
 
 class ClusterProcess:
@@ -152,7 +152,7 @@ class ClusterProcess:
             process.kill()
             code = process.wait()
         self._process, self.is_paused = None, False
-        # Otherwise another program may be assigned one of its ports before it is back.
+        # Otherwise a different program may be assigned one of the ports before this process is back.
         self._held += hold(self.list_addresses())
         return code
 
@@ -160,7 +160,7 @@ class ClusterProcess:
         self.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        """SIGSTOP: it does nothing until ``resume``, as on a host that hangs."""
+        """Send SIGSTOP: the process does nothing until ``resume``, as on a host that hangs."""
         os.kill(self.pid, signal.SIGSTOP)
         self.is_paused = True
 
@@ -170,7 +170,7 @@ class ClusterProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended; a paused process counts as running."""
+        """Whether the process was started and has not ended; a paused process counts as running."""
         return self._process is not None and self._process.poll() is None
 
     def log(self, since: int = 0) -> str:
@@ -332,10 +332,10 @@ class ClusterNode(ClusterProcess):
 class Cluster:
     """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs in
     real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
-    ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the
-    agents' ``[monitor]`` (limits go down to 0.05 cores unless it sets another floor), ``scheduler_config`` and
-    ``agent_config`` further TOML of any tables. ``tags``: of all nodes, or by node. The scheduler's time runs
-    ``real_time_scale`` times as fast. ``mountinfo``: another file for a simulated kernel. With a ``token`` the
+    ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor``: keys of the agents'
+    ``[monitor]``; limits go down to 0.05 cores unless it sets a floor. ``scheduler_config``, ``agent_config``: further
+    TOML of any tables. ``tags``: of all nodes, or by node. ``real_time_scale``: how many times as fast the scheduler's
+    time runs. ``mountinfo``: a different file for a simulated kernel. With a ``token`` the
     scheduler accepts no request without it (nodes have a ``node_token``); without one every user of the machine may run
     jobs on the nodes, as root if root created them. With ``web`` each agent has a page at its ``web_url``. Entering
     waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
@@ -415,7 +415,7 @@ class Cluster:
         for process in (*self.nodes, *self.schedulers):
             process.kill()
             process.let_go()
-        # First the jobs, while keepers reap them; then again, for a job that was just starting.
+        # Remove jobs while keepers reap them, and again after the keepers for a job that was just starting.
         self._remove_cgroups()
         for node in self.nodes:
             node.close()
@@ -451,7 +451,7 @@ class Cluster:
         return [scheduler.url for scheduler in self.schedulers]
 
     def find_leader(self) -> ClusterScheduler | None:
-        """Return the scheduler that reports to be the leader; None if none runs. A single scheduler always leads."""
+        """Return the scheduler that reports that it leads; None if no running one does. A single one always leads."""
         if len(self.schedulers) == 1:
             return self.scheduler
         # The last leader is asked first.
@@ -471,7 +471,7 @@ class Cluster:
         return leader.url
 
     def describe_pages(self) -> str:
-        """The addresses of the pages, one per line, for people; that of the scheduler's page signs in."""
+        """Describe the addresses of the pages, one per line; that of the scheduler's page signs the user in."""
         pages = [
             *(("web page", f"{url}/#token={self.token}" if self.token else f"{url}/") for url in self.urls),
             *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
@@ -578,7 +578,8 @@ def _list_places(prefix: str, mountinfo: str) -> list[str]:
 
 
 def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 30.0) -> bool:
-    """Kill the processes in and below the cgroup ``prefix`` in all hierarchies; remove it. Return if it is gone."""
+    """Kill all processes in and below the cgroup ``prefix`` in every hierarchy, and remove it. Return whether it is
+    gone."""
     deadline_s = time.monotonic() + timeout_s
     while places := _list_places(prefix, mountinfo):
         for place in places:

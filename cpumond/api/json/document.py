@@ -106,7 +106,7 @@ def _make_operation(endpoint: Endpoint, schema_of: dict[str, Any], queries: list
             "content": {"application/json": {"schema": schema_of[repr(endpoint.body)]}},
         }
     if not endpoint.is_public:
-        # Where no tokens are configured, none is needed.
+        # If no tokens are configured, no token is needed.
         described["security"] = [{"token": []}, {}]
     if endpoint.has_etag:
         described["responses"]["304"] = {"description": MEANING[304]}

@@ -24,7 +24,7 @@ ALERT_S: Final = 600.0
 """Seconds for which an alert reports a problem after it occurred."""
 
 LATE_UPDATES: Final = 30
-"""Of the last ``RECENT_UPDATES`` this many may begin late without an alert."""
+"""Maximum number of late updates among the last ``RECENT_UPDATES`` without an alert."""
 
 
 def view_me(call: Call) -> overview.Me:

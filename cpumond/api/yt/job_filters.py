@@ -151,7 +151,7 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
 
 
 def _get_choice(request: YtRequest, name: str) -> bool | None:
-    """True: only jobs with it, False: only those without, None: all."""
+    """Return True for only jobs with the property, False for only jobs without it, None for all jobs."""
     value = plain(request.parameters.get(name))
     if value is not None and not isinstance(value, bool):
         raise YtError(f"list_jobs: {name} is true or false, not {quote_text(value)}")

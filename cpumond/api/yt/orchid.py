@@ -352,7 +352,7 @@ def node_info(node: Node) -> dict[str, Any]:
 
 
 def nodes_by_address(state: State) -> dict[str, Node]:
-    """The nodes under their addresses; one that shares its address with an earlier one is under its id."""
+    """Return address -> node; a node with the address of an earlier node is under its own id instead."""
     found: dict[str, Node] = {}
     for node in state.nodes.values():
         found[node.address if node.address not in found else node.id] = node

@@ -110,7 +110,7 @@ class ReplyCache:
         return reply.value
 
     def is_of_another(self, user: str, mutation_id: str, command: str) -> bool:
-        """Whether the id is that of another command."""
+        """Whether the mutation id belongs to a different command."""
         reply = self._replies.get((user, mutation_id))
         return reply is not None and reply.command != command
 

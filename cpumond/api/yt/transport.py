@@ -309,7 +309,7 @@ class _Transport:
         return await self._replies.run(request.user.name, mutation_id, request.command, lambda: self._call(request))
 
     async def _call(self, request: YtRequest) -> Any:
-        """One command, run now."""
+        """Run one command now, and return its answer."""
         result = _run_transaction_command(request.command)
         if result is None:
             result = await self._backend(request)
@@ -346,7 +346,7 @@ class _Transport:
         return {"results": results}
 
     async def _weigh(self, result: dict[str, Any]) -> int:
-        """Bytes of a result; those of a large one are counted in a thread, because each of its values is examined."""
+        """Count the bytes of a result, of a large one in a thread, because each of its values is examined."""
         output = result.get("output")
         value = output.get("value") if isinstance(output, dict) and len(output) == 1 else output
         if value and isinstance(value, Attributed | list | tuple | dict):

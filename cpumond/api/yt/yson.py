@@ -293,7 +293,7 @@ def write_yson(
 
 
 class _Writer(Generic[T]):
-    """Writes a value in pieces: ``string`` and ``scalar`` make those of plain values, ``mark`` those of punctuation."""
+    """Writes a value in pieces: ``string`` and ``scalar`` make pieces of plain values, ``mark`` makes punctuation."""
 
     def __init__(
         self,

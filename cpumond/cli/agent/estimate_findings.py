@@ -76,7 +76,7 @@ class Findings:
     assignments: tuple[str, ...] = ()
 
     def total(self, is_limited: bool | None = None) -> Estimate:
-        """Sum of all workloads, or of those with or without a limit."""
+        """Return the sum of all workloads, or of the workloads with or without a limit."""
         rows = [row for row in self.rows if is_limited is None or (row.is_limited is True) == is_limited]
         return add_up([row.estimate for row in rows], max(self.length_s, 1e-9))
 
@@ -193,7 +193,7 @@ def list_columns() -> list[Column[Any]]:
 
 
 def list_rows(findings: Findings, rows: list[WorkloadRow]) -> list[list[Cell]]:
-    """The rows of workloads, and those of the totals."""
+    """Return the rows of workloads, and the rows of the totals."""
     lines: list[list[Cell]] = [
         [format_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
         for row in rows

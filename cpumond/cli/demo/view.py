@@ -98,7 +98,7 @@ class Display:
             click.echo(f"{at_s:6.1f} s  {text}")
 
     def draw(self, story: Story, now_s: float, duration_s: float) -> None:
-        """Draw the present state over the one before; nothing if the output is no terminal."""
+        """Draw the present state over the previous one; draw nothing if the output is no terminal."""
         if self.live is not None:
             self.live.update(draw_state(story, now_s, duration_s, list(self.events)), refresh=True)
 

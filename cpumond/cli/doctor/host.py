@@ -207,7 +207,7 @@ def find_polkit_problem() -> str:
     """The reason why an installed polkit does not apply its rules, as a clause; "" if it does, or will once it is
     started.
 
-    A running polkit reports the name of its backend; one that does not run is not started for this.
+    A running polkit reports the name of its backend; a polkit that does not run is not started for this.
     """
     loaded = _read_property(POLKIT_UNIT, "LoadState")
     if loaded == "masked":

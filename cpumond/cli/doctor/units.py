@@ -44,7 +44,7 @@ MANAGED_DEPTH: Final = 3
 def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
     """Check that limits of units can be set through systemd (SetUnitProperties), which keeps them at daemon-reload.
 
-    ``paths`` are those of jobs; ``are_expected``: a source looks for units, even if none runs now. Only services and
+    ``paths``: of the jobs. ``are_expected``: a source looks for units, even if no unit runs now. Only services and
     scopes count: the polkit rule does not allow slices.
     """
     units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})

@@ -262,7 +262,7 @@ def read_total(text: str) -> dict[str, float]:
 
 
 def clean(name: str) -> str:
-    """A name with only the characters that pools' names may have; : separates a pool's name from those above it."""
+    """Return a name with only characters that names of pools may have; a colon separates it from the names above."""
     return re.sub(r"^[.@]|[^-_a-z0-9A-Z.@]", "-", name)
 
 

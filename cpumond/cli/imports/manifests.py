@@ -41,7 +41,7 @@ class _Kueue:
     found: Mapping[str, Mapping[str, Table]]
 
     def make_cohort(self, name: str, below: tuple[str, ...] = ()) -> str:
-        """The name of a cohort's pool, which is created, with those above it, if it does not exist yet."""
+        """Return the name of a cohort's pool; the pool and those above it are created if they do not exist yet."""
         pool_name = clean(name)
         if name in below:
             raise ConfigError(f"cohort {name} is above itself")

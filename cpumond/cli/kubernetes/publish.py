@@ -182,7 +182,7 @@ class OfferPublisher:
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._client = httpx2.Client(verify=False, timeout=TIMEOUT_S, trust_env=False)
         self._lower_rounds: dict[str, int] = {}
-        """By node: rounds for which its agent has offered less than its figure."""
+        """Node -> number of rounds for which the node's agent has offered less than the node's figure."""
 
     def publish(self) -> list[str]:
         pods = self._api.list_all(self._pods, labelSelector=self._selector)

@@ -81,7 +81,7 @@ def without_names(columns: Iterable[Column[Item]]) -> list[Column[Item]]:
 
 
 def make_rows(columns: Sequence[Column[Item]], items: Iterable[Item]) -> list[list[Cell]]:
-    """The cells of items; those of a column without a reader are empty."""
+    """Return the cells of items; cells of a column without a reader are empty."""
     return [["" if each.read is None else each.read(item) for each in columns] for item in items]
 
 

@@ -101,9 +101,9 @@ class _UnreachedError(UnavailableError):
 class SchedulerClient:
     """HTTP client of a scheduler; each request has its own connection. ``as_json``: answers are printed for programs.
 
-    ``urls``: its address, or those of several schedulers of which one leads. The leader is found; during a take-over
-    requests wait for the next leader up to ``patience_s`` seconds. ``ca_file``: the authority that signed its
-    certificate, "" for those the system trusts.
+    ``urls``: the address of the scheduler, or of each of several of which one leads; the leader is found. During a
+    take-over requests wait up to ``patience_s`` seconds for the next leader. ``ca_file``: the authority that signed the
+    scheduler's certificate, "" for those the system trusts.
     """
 
     def __init__(

@@ -279,7 +279,7 @@ POOLS: Final[tuple[Column[PoolView], ...]] = (
 
 
 def _format_budget(pool: PoolView) -> Cell:
-    """The spent part of a pool's budget in percent, or the core-hours if it has none."""
+    """Return the spent part of a pool's budget in percent, or, without a budget, the core-hours."""
     if pool.budget is None:
         return "", ""
     spent, most = pool.budget.spent_core_hours, pool.budget.core_hours

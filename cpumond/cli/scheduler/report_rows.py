@@ -46,8 +46,8 @@ class Line:
     depth: int = 0
 
     def value(self, measure: Measure) -> float | None:
-        """A number of the row; None for a ratio to 0, and for the peak of a sum, because peaks are at different
-        times."""
+        """Return a number of the row; None for a ratio to 0, and for the peak of a sum, because the rows have their
+        peaks at different times."""
         value: float = getattr(self.row, measure.name)
         if measure in RATIOS:
             base: float = getattr(self.row, BASE_OF_RATIO[measure.name])
@@ -110,7 +110,7 @@ def list_pools(tree: ReportTree) -> Iterator[Line]:
     for row in rows:
         children.setdefault(row.parent if row.parent in known else None, []).append(row)
     seen: set[str] = set()
-    # After the roots all rows again: none is left out, even if two pools of an answer are each other's parent.
+    # All rows follow the roots, so that none is left out even if two pools of an answer are each other's parent.
     for top in (*children.get(None, ()), *rows):
         stack = [(top, 0)]
         while stack:

@@ -88,7 +88,7 @@ class WaitReport:
 
 
 class _Run:
-    """One operation from start to end. ``waits``: even if no node could hold one of its jobs."""
+    """One operation from start to end. ``waits``: wait even if no node could hold one of its jobs."""
 
     def __init__(self, client: SchedulerClient, ending: Ending, waits: bool) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class _Run:
         self._is_aborted = False
 
     def start(self, spec: dict[str, Any]) -> int:
-        """Start it and write the output of its jobs; return the exit code."""
+        """Start the operation and write the output of its jobs; return the exit code."""
         answer = self._client.decode(self._client.request("POST", "/operations", {"spec": spec}), Done)
         self._operation = answer.id
         for warning in answer.warnings:
