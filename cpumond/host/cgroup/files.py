@@ -1,5 +1,4 @@
-"""The parts common to both versions: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads,
-pressure."""
+"""Common parts of both versions: a cgroup's files, ancestors, xattr, CPUs, threads and pressure."""
 
 from __future__ import annotations
 
@@ -58,8 +57,8 @@ def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
 class Cgroup:
     """One open cgroup; holds descriptors of its directory and its counters until ``close``.
 
-    ``path`` (relative to the hierarchy of the cpu controller) and ``directory`` (absolute there) are of the time of the
-    opening. ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has a different inode, a
+    ``path`` (relative to the hierarchy of the cpu controller) and ``directory`` (absolute there) are those at the time
+    of opening. ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has a different inode, a
     renamed one (v1) keeps it. (The ctime is no identity, because setting an xattr changes it.) All reads and writes
     here concern this identity, whatever the cgroup's name is and whatever is mounted over it. ``stat_fd`` is the
     descriptor of its cpu.stat, ``usage_fd`` that of the file with its CPU time; both are for looks at many cgroups.
@@ -101,7 +100,7 @@ class Cgroup:
         return os.path.exists(f"{self.place}/cpu.stat")
 
     def read_file(self, name: str) -> str:
-        """Return the text of one of its small files. Raises OSError."""
+        """Return the text of a small file of the cgroup. Raises OSError."""
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             return os.read(fd, SETTING_BYTES).decode("ascii", "replace")
@@ -109,14 +108,14 @@ class Cgroup:
             os.close(fd)
 
     def read_number(self, name: str) -> int | None:
-        """Return the number in one of its files; None if this kernel has no such file. Raises OSError, ValueError."""
+        """Return the number in a file of the cgroup; None if the kernel lacks the file. Raises OSError, ValueError."""
         try:
             return int(self.read_file(name))
         except FileNotFoundError:
             return None
 
     def write_file(self, name: str, text: str) -> None:
-        """Write one of its files, which must exist. Raises OSError."""
+        """Write a file of the cgroup; the file must exist. Raises OSError."""
         fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             os.write(fd, text.encode("ascii"))
@@ -136,7 +135,7 @@ class Cgroup:
         raise NotImplementedError
 
     def read_throttled(self) -> int | None:
-        """Read only ``nr_throttled``, which the next ``read`` returns, too. None if the cgroup is gone.
+        """Read only ``nr_throttled``; the next ``read`` returns it, too. None if the cgroup is gone.
 
         Raises CgroupReadError."""
         try:
@@ -153,9 +152,9 @@ class Cgroup:
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
-        """Choose whether ``read`` also returns ``pressure_s``; costs one more descriptor and one more pread.
+        """Choose whether ``read`` also returns ``pressure_s``, for one more descriptor and one more pread.
 
-        Raises CgroupReadError with the reason if the kernel does not report it; ``read`` continues without it."""
+        Raises CgroupReadError with the reason if the kernel does not report pressure; ``read`` continues without it."""
         if not wanted and self._pressure_fd is not None:
             os.close(self._pressure_fd)
             self._pressure_fd = None
@@ -365,7 +364,7 @@ def _is_populated(directory: str) -> bool:
 
 
 def list_below(directory: str) -> list[str]:
-    """Return the cgroups below one, at any depth; empty for a leaf."""
+    """Return all cgroups below a cgroup, at any depth; empty for a leaf."""
     if is_leaf(directory):
         return []
     return [place for place, _, _ in os.walk(directory) if place != directory]
@@ -390,7 +389,7 @@ def _count_own_threads(directory: str) -> int:
 def open_pressure(unified_root: str | None, path: str) -> int:
     """Open the cgroup's ``cpu.pressure`` and read it once as a test; return the descriptor.
 
-    Raises CgroupReadError with the reason if there is none (no PSI, turned off, no such cgroup in cgroup2)."""
+    Raises CgroupReadError with the reason if that is impossible (no PSI, turned off, no such cgroup in cgroup2)."""
     if unified_root is None:
         raise CgroupReadError(path, "its pressure (PSI) is unknown: cgroup2 is not mounted")
     file = os.path.join(unified_root, path, "cpu.pressure")

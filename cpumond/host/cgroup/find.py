@@ -13,7 +13,7 @@ from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 class CgroupFinder:
     """Looks for cgroups by their inodes. ``root_id`` is that of ``Hierarchies.read_root_id`` at the time of the change.
 
-    Make a new one for each pass over the cgroups: directory listings are cached."""
+    Make a new finder for each pass over the cgroups, because it caches directory listings."""
 
     def __init__(self, hierarchies: Hierarchies, root_id: tuple[int, int] = (0, 0)) -> None:
         self._hierarchies = hierarchies

@@ -2,7 +2,7 @@
 
 ``cpu.idle`` only counts among siblings, so this cgroup is a child of the hierarchy's root; the jobs below it share by
 their weights as usual. Without ``cpu.idle`` (kernels before 5.15) this cgroup has the lowest weight instead. The kernel
-refuses to write a weight to an idle cgroup (EINVAL), so no weight set by systemd or an operator ends it."""
+refuses a weight for an idle cgroup (EINVAL), so no weight set by systemd or an operator ends the class."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class IdleParent:
         return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
 
     def set(self, advice: str) -> None:
-        """Put the cgroup into its class, unless it is already there. Raises FileNotFoundError if it does not exist or
+        """Put the cgroup into its class, unless it is in it. Raises FileNotFoundError if the cgroup does not exist or
         (v2) lacks the cpu controller, CreateError or AccessError (with ``advice``) if the kernel refuses."""
         if self.is_set():
             return

@@ -344,7 +344,7 @@ def _may_make(mount: str, root: str) -> bool:
 def _may_enter(mount: str, root: str) -> bool:
     """Return whether the kernel lets this process move a process of its own to ``root`` in the cgroup2 hierarchy.
 
-    This requires the right to write ``cgroup.procs`` of the nearest common ancestor of ``root`` and its own cgroup."""
+    This needs write access to ``cgroup.procs`` of the nearest common ancestor of ``root`` and the process's cgroup."""
     if os.geteuid() == 0:
         return True
     try:
@@ -382,9 +382,9 @@ def _hand_down(directory: str) -> None:
 
 
 def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
-    """Write a file. A tree of plain files may not have it yet; then it is created, which cgroup file systems refuse.
+    """Write a file. In a tree of plain files, create it if it is missing; cgroup file systems refuse that.
 
-    ``optional``: only if it exists. Raises OSError."""
+    ``optional``: write the file only if it exists. Raises OSError."""
     flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | (0 if optional else os.O_CREAT)
     try:
         fd = os.open(os.path.join(directory, name), flags, 0o644)
@@ -399,7 +399,7 @@ def _write(directory: str, name: str, text: str, optional: bool = False) -> None
 
 
 def _read(directory: str, name: str) -> str | None:
-    """Return the text of a file; None if it is unreadable, because its content is not needed to end a job."""
+    """Return the text of a file; None if the file is unreadable: no job's end depends on its content."""
     try:
         with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read()

@@ -32,10 +32,10 @@ class Mount(msgspec.Struct, frozen=True):
 class Hierarchies(msgspec.Struct, frozen=True):
     """The directories of the controllers that this agent uses.
 
-    ``cpu_version`` is 1 or 2; ``cpu_root`` holds quotas; ``cpuacct_root`` CPU time (the same directory on v2, and if v1
-    mounts both together); ``cpuset_root`` and ``unified_root`` are None if missing. Held roots (``hold``) are paths
-    through a descriptor; ``names`` has their mount points. ``is_seen``: the kernel says that ``cpu_root`` shows the
-    hierarchy now; also False for a directory of plain files.
+    ``cpu_version`` is 1 or 2. ``cpu_root`` holds quotas, ``cpuacct_root`` CPU time (the same directory on v2, and on v1
+    if both are mounted together). ``cpuset_root`` and ``unified_root`` are None if missing. Held roots (``hold``) are
+    paths through a descriptor; ``names`` has their mount points. ``is_seen``: the kernel says that ``cpu_root`` shows
+    the hierarchy now; also False for a directory of plain files.
     """
 
     cpu_version: int
@@ -56,13 +56,13 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return read_identity(self.cpu_root)
 
     def proves_gone(self, root_id: tuple[int, int]) -> bool:
-        """Return whether a cgroup that was changed when the root was ``root_id`` is gone if it is not found here.
+        """Return whether a cgroup that is not found is surely gone. ``root_id`` is of the time when it was changed.
 
         False if a different file system covers the hierarchy, or it is not mounted here: then nothing is known."""
         return self.is_seen or root_id in ((0, 0), self.read_root_id())
 
     def list_covered(self) -> list[str]:
-        """Return mount points of held roots that no longer show them: unmounted, or something is mounted over them."""
+        """Return mount points that no longer show their held roots: unmounted, or something is mounted over them."""
         return [name for held, name in self.names.items() if read_identity(held) != read_identity(name)]
 
     @property
@@ -158,7 +158,7 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
 def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
     """Hold the hierarchies through descriptors: they stay valid if a mount disappears or is covered.
 
-    Then a cgroup that is not found is gone. Raises UnavailableError."""
+    A cgroup that is then not found is gone. Raises UnavailableError."""
     names: dict[str, str] = {}
     held: dict[str, str | None] = {}
     with contextlib.ExitStack() as stack:

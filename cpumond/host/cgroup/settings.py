@@ -236,7 +236,7 @@ def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> Cpu
 def choose_restore(
     current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...], written: Written | None = None
 ) -> CpuSettings:
-    """Return the settings of a cgroup when the agent leaves: the original ones, if it has moved them.
+    """Return the settings to leave in a cgroup when the agent leaves it: the original ones, if the agent moved them.
 
     A limit above the original was set by another program. So was a limit that the agent did not write (``written``;
     None if unknown). Such a limit stays.

@@ -53,7 +53,7 @@ class V2Cgroup(Cgroup):
         return None
 
     def read(self, at_s: float) -> CpuReading | None:
-        """Read the counters with one pread, parsed only if it changed; one more with pressure."""
+        """Read the counters with one pread, and one more with pressure; parse them only if they changed."""
         try:
             raw_stat = os.pread(self.stat_fd, STAT_BYTES, 0)
         except OSError as error:
