@@ -192,8 +192,7 @@ LARGE_BYTES: Final = 32_768
 def give_back_large_blocks() -> None:
     """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
 
-    By default glibc takes such blocks from its heap once one was freed; small blocks above them prevent their
-    return."""
+    By default glibc takes such blocks from its heap once one was freed; small blocks above then prevent this."""
     import ctypes  # not every program that starts needs it
 
     with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt

@@ -57,7 +57,7 @@ class Refused(Exception):  # noqa: N818 - an answer, handled close by
 class BusConnection:
     """A connection for one event loop.
 
-    ``on_signal`` gets member, path and body of each signal; ``address`` "" is the system bus.
+    ``on_signal`` is called with member, path and body of each signal; ``address`` "" is the system bus.
 
     Raises ImportError if the library is missing."""
 
