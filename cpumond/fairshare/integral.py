@@ -31,7 +31,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives the pools of a subtree their functions, known as far as a suggestion to the top pool of it needs (9)."""
+"""Gives the pools of a subtree their functions, known as far as a suggestion to its top pool needs (9)."""
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:

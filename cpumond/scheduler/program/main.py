@@ -140,7 +140,7 @@ def _open_entrance(config: SchedulerConfig, identities: Identities, manager: Ser
 class _Service(NamedTuple):
     app: App
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-    """Serves until the event is set: a single scheduler's when it stops, one of several's after the last answer."""
+    """Serves until the event: for a single scheduler its stop, for one of several the last answer after that."""
     ready: asyncio.Event
     vitals: Vitals
     find_scheduler: Callable[[], Scheduler | None]
