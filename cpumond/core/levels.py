@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 Level = Literal["off", "shadow", "up-only", "guarantee", "weight", "quota"]
-"""The last three mean mode reclaim with that actuator; the others are modes."""
+"""The last three mean mode reclaim with the actuator of that name; the first three are modes."""
 
 Actuator = Literal["guarantee", "weight", "quota"]
 """The setting of a foreign container that follows the container's guarantee: none, its weight, or its quota. Ordered
 from the least to the most active."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
-"""Ordered from the least to the most active."""
+"""All levels, ordered from the least to the most active."""
 
 ACTUATORS: Final[tuple[Actuator, ...]] = get_args(Actuator)
 

@@ -25,10 +25,10 @@ SPREAD: Final = 0.5
 """The period after which a standby is asked again varies at random by up to this part of it."""
 
 PATIENCE: Final = 2.0
-"""Multiple of the time spent waiting for which an address that did not answer is avoided, if there are others."""
+"""How long an address that did not answer is avoided if others exist, as a multiple of the time spent waiting."""
 
 LONG_PERIOD_S: Final = 5.0
-"""A node with a longer period asks a standby twice per period, so that it is not the last to find the new leader."""
+"""A node with a longer heartbeat period asks a standby twice per period, not to be last to find the new leader."""
 
 LOST_LEAD: Final = (
     "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"

@@ -98,7 +98,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
-    """Return the fields of a struct by their names in files."""
+    """Return the fields of a struct, keyed by their names in files."""
     return {
         field.encode_name: _Field(field.type, inspect.type_info(field.type), field.required)
         for field in msgspec.structs.fields(struct)
@@ -167,7 +167,7 @@ def _normalise_dict(
 
 
 def _literals(kind: inspect.Type) -> tuple[str, ...]:
-    """Return the words that a field accepts, in no order; empty for other kinds."""
+    """Return the words that a field accepts, in no particular order; empty for other kinds."""
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return tuple(str(v) for m in members if isinstance(m, inspect.LiteralType) for v in m.values)
 

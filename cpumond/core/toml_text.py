@@ -33,7 +33,7 @@ NO_KEYS: Final = re.compile(
     ),
     re.DOTALL,
 )
-"""Pattern of texts and comments of TOML."""
+"""Pattern of texts and comments of TOML, which contain no keys."""
 
 DOTTED: Final = re.compile(r"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++)++")
 

@@ -106,7 +106,7 @@ def number(value: float) -> str:
 
 
 def one_of(choices: Iterable[str]) -> str:
-    """ "a, b or c"."""
+    """Join words: "a, b or c"."""
     *others, last = choices
     return f"{', '.join(others)} or {last}" if others else last
 
