@@ -138,7 +138,7 @@ def _below(node: PoolNode) -> list[PoolNode]:
 
 
 def total_of_root(root: PoolNode) -> None:
-    """Set the root's share, and its strong part, to the sum of those of its children (14)."""
+    """Set the root's share and strong part to the sums of its children's (14)."""
     shares = [child.fair_share for child in root.pools]
     total = sum_vectors([share.total for share in shares] + list(root.operation_totals))
     root.fair_share = detail(total, sum_vectors([share.strong_guarantee for share in shares]), root.proposed)

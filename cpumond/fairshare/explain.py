@@ -231,7 +231,7 @@ class _Tree:
         return None
 
     def _find_binding_inside(self, name: str) -> _Binding:
-        """Return the first limit on the way from a pool down to an element that lacks something, else a gang."""
+        """Return the first limit on the way from a pool to an element in need; the rule "gang" if there is none."""
         at, resource = name, None
         while resource is None and at in self.pools:
             at = next(child for child in self.children[at] if not self.is_satisfied(child))

@@ -134,8 +134,8 @@ class ShareFunction:
         return min(x + rate * (suggestion - self.starts[segment]), end), group, jumped
 
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
-        """Return where in [0, reach] and by how much the slope changes, as a function of x with suggestion ``x *
-        factor``. Ramps count as flat. A pool's result is kept for the next sum, since computing it takes longer than an
+        """Return where and by how much the slope changes, as a function of x in [0, reach]; the suggestion is x *
+        factor. Ramps count as flat. A pool's result is kept for the next sum, since computing it takes longer than an
         operation's."""
         if not self.positions:
             return self._list_changes(factor, reach * factor)

@@ -122,7 +122,7 @@ def send_forecasts(
 
 
 def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
-    """Return the CPU time that a run may take while operations wait; its last start came after ``moved_s``. Pure."""
+    """Return the CPU time that a run may take while operations wait. ``moved_s``: until its last start. Pure."""
     return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 

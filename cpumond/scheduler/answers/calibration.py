@@ -62,7 +62,7 @@ class Calibration:
         return msgspec.structs.replace(forecast, start_p10=told.first, start_p50=told.middle, start_p90=told.last)
 
     def settle(self, operation_id: str, began: float | None) -> None:
-        """Record the start of an operation in ``waiting``; ``began`` is None if it will never start."""
+        """Record the start of an operation in ``waiting``; ``began`` is None if the operation will never start."""
         told = self.waiting.pop(operation_id)
         if began is not None:
             self.take(*told, began)

@@ -98,7 +98,7 @@ class Look:
         return self.tree.root if name == ROOT_POOL else self.tree.pools.get(name)
 
     def orders(self, waits: Collection[str]) -> list[Vector]:
-        """Return the requests of those jobs of these operations that have yet to start."""
+        """Return the requests of all jobs of the operations ``waits`` that have yet to start."""
         elements = (self.waiting[each].element for each in waits)
         return [order for element in elements for order, _ in element.operation.needed_orders]
 

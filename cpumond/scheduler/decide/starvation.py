@@ -16,7 +16,7 @@ from cpumond.scheduler.elements import Element, OperationElement, PoolElement, S
 from cpumond.scheduler.elements.node_sizes import fits
 
 TargetPriority = Literal["normal", "aggressive", "guarantee"]
-"""Priorities at which jobs of others are preempted; the last: for a strong guarantee, in spite of all rules (6.10)."""
+"""Priorities of preemptions. "guarantee": for a strong guarantee, in spite of all protection (6.10)."""
 Priority = Literal["none", "normal", "aggressive"]
 
 EPSILON: Final = 1e-6

@@ -200,8 +200,8 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """Return the result of ``work``; after damage, drop the damaged part and repeat it. None if nothing can be read
-        now."""
+        """Return the result of ``work``; if a part of the file is damaged, drop it and repeat ``work``. None if nothing
+        can be read now."""
         while self._db is not None:
             try:
                 return work()

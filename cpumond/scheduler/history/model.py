@@ -104,8 +104,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportTree(msgspec.Struct, frozen=True):
-    """One tree: its root in ``total``; then the other pools, a parent before its children. Within the last day,
-    operations follow, largest request first (``left_out_operations``: the number of others); in older reports
+    """One tree. ``total``: its root. ``pools``: the others, a parent before its children. Within the last day:
+    ``operations``, largest request first, and ``left_out_operations``, the number of others. In older reports:
     ``users``."""
 
     tree: str

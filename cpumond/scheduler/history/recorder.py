@@ -43,8 +43,8 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Maximum number of ticks that wait for a slow disk. If they are that many, none is taken; the next tick then covers
-this time as well."""
+"""Maximum number of ticks that wait for a slow disk. While this number waits, no tick is taken; the next one then
+covers this time as well."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, highest priority first."""

@@ -279,7 +279,7 @@ class PostgresStore:
         """Why nothing more can be written in this term."""
         self._is_closed = False
         self._end: LogEnd | None = None
-        """The end of the log, known after its first use: only this store appends to the log in this term."""
+        """The end of the log; None until first needed. Only this store appends to the log in this term."""
         self._reader: Session | None = None
         self._reading = threading.Lock()
 

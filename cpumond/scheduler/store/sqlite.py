@@ -139,7 +139,7 @@ class SqliteStore:
         self.commit_s = 0.0
         self._files = identify_files(self.path)
         self._end: LogEnd | None = None
-        """The end of the log of entries, known after its first use."""
+        """The end of the log of entries; None until it is first needed."""
         self._reader: SqliteLogReader | None = None
         self._reading = threading.Lock()
 

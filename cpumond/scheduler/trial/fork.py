@@ -145,7 +145,7 @@ class Child:
         return list(self.read_each())
 
     def stop(self) -> None:
-        """End a child whose messages are no longer needed, or that nobody reads."""
+        """End a child whose messages are no longer needed, or will not be read."""
         os.close(self._reading)
         self._end()
         self._reap()
