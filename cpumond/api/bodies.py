@@ -26,7 +26,7 @@ MAX_BYTES: Final = 64 * 2**20
 MAX_USER_BYTES: Final = 16 * 2**20
 """Maximum estimated memory, in bytes, of all bodies of one user."""
 READ_S: Final = 30.0
-"""Seconds from the first piece of a body to the last."""
+"""Maximum seconds from the first piece of a body to the last."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
 """Maximum number of bodies above LARGE_BYTES that are processed at a time; further ones wait, unless of a node."""
@@ -83,8 +83,7 @@ class Bodies:
 
 
 class HeldBody:
-    """One body. Use: ``with bodies.hold(user) as body: data = await body.read(...)``, ``work_on``, and then the
-    work."""
+    """One body. Use: ``with bodies.hold(user) as body: await body.read(...)``, then ``work_on``, then the work."""
 
     def __init__(self, bodies: Bodies, user: str, of_node: bool) -> None:
         self._bodies = bodies

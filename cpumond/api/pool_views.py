@@ -20,7 +20,7 @@ from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revisi
 
 
 class TreeView(View, frozen=True):
-    """A pool tree. ``attributes`` as they were set; ``errors``: problems that its last update worked around.
+    """A pool tree. ``attributes``: as they were set. ``errors``: problems that the tree's last update worked around.
 
     ``resource_usage`` is allocated to the running jobs: for CPU their limits now, not the measured usage. ``may``:
     permission (use, modify_children, write, administer) -> "" if the user has it, else why not.
@@ -61,15 +61,16 @@ class TreeList(View, frozen=True):
 class PoolView(View, frozen=True):
     """A pool, also an ephemeral one or the root, as of the last fair-share update.
 
-    ``attributes`` as they were set. ``weight`` null: not set. ``usage`` is allocated to its running jobs: for CPU their
-    limits now, not the measured usage. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant resource, which
-    ``fair_share_resource`` and ``usage_resource`` name: CPU unless another has a larger share. ``strong_guarantee`` is
-    after the scaling of an overcommitted cluster. ``volume``: accumulated by an integral pool, resource times seconds.
-    ``waiting``: demand of operations that are not admitted, in addition to ``demand``. ``starves_in_s`` null while it
-    has its share, 0: it starves. ``cpu_seconds``: used by its jobs since the start of this scheduler;
-    ``reclaimed_cpu_seconds``: requested and not available to them in that time; ``ordered_cpu_seconds``: what they
-    could have used without their agents (semantics.md 1.7); ``throttled_cpu_seconds``: time for which a quota throttled
-    their threads; ``late_cpu_seconds``: the part of it while an agent kept the limit below the request.
+    ``attributes`` as they were set. ``weight`` null: not set. ``usage``: allocated to the pool's running jobs, for CPU
+    their limits now, not the measured usage. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant resource,
+    which ``fair_share_resource`` and ``usage_resource`` name: CPU unless another has a larger share.
+    ``strong_guarantee``: after the scaling of an overcommitted cluster. ``volume``: accumulated by an integral pool,
+    resource times seconds. ``waiting``: demand of operations that are not admitted, in addition to ``demand``.
+    ``starves_in_s``: null while the pool has its share, 0 while it starves. ``cpu_seconds``: used by its jobs since the
+    start of this scheduler. ``reclaimed_cpu_seconds``: requested, but not available to these jobs.
+    ``ordered_cpu_seconds``: what the jobs could have used without their agents (semantics.md 1.7).
+    ``throttled_cpu_seconds``: time for which a quota throttled their threads; ``late_cpu_seconds``: the part of this
+    time in which an agent kept the limit below the request.
     """
 
     name: str

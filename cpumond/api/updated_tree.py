@@ -64,8 +64,7 @@ class UpdatedTree:
 
     @_once
     def limits(self, element: Element) -> Vector:
-        """``set_limits``, but at most the capacity of the nodes that the element may use (2.13); infinite for no
-        limit."""
+        """``set_limits``, but at most the capacity of the nodes that the element may use (2.13); infinite if none."""
         limits = self.set_limits(element)
         return limits if element.fitting is None else least(limits, element.fitting.total)
 
@@ -166,8 +165,7 @@ class UpdatedTree:
         return sum_vectors([node.counted_capacity for node in tree.nodes.values() if node.is_online])
 
     def scheduling_index(self, element: OperationElement) -> int:
-        """Return the place in the order of service among the tree's running operations; -1 for one that does not
-        run."""
+        """Return the place of an operation among those that run in the tree, in the order of service; else -1."""
         return self._order_of_service(self.tree).get(element, -1)
 
     @_once
@@ -176,7 +174,7 @@ class UpdatedTree:
         return {each: index for index, each in enumerate(running)}
 
     def slot_index(self, element: OperationElement) -> int:
-        """Place among the operations of its pool, by their arrival."""
+        """Return the place of an operation among those of its pool, by their arrival."""
         assert element.parent is not None
         return self._order_of_arrival(element.parent).get(element, -1)
 

@@ -333,10 +333,10 @@ class Cluster:
     """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs in
     real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
     ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor``: keys of the agents'
-    ``[monitor]``; limits go down to 0.05 cores unless it sets a floor. ``scheduler_config``, ``agent_config``: further
-    TOML of any tables. ``tags``: of all nodes, or by node. ``real_time_scale``: how many times as fast the scheduler's
-    time runs. ``mountinfo``: a different file for a simulated kernel. With a ``token`` the
-    scheduler accepts no request without it (nodes have a ``node_token``); without one every user of the machine may run
+    ``[monitor]``; limits go down to 0.05 cores unless these set a floor. ``scheduler_config``, ``agent_config``:
+    further TOML of any tables. ``tags``: of all nodes, or by node. ``real_time_scale``: how many times as fast the
+    scheduler's time runs. ``mountinfo``: a different file for a simulated kernel. With a ``token`` the scheduler
+    accepts no request without it (nodes have a ``node_token``); without a ``token`` every user of the machine may run
     jobs on the nodes, as root if root created them. With ``web`` each agent has a page at its ``web_url``. Entering
     waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
 

@@ -199,7 +199,7 @@ class TokenBody(RequestBody, frozen=True):
     sends requests.
 
     ``groups``: groups of the token's user in addition to the configured ones. ``expires_s``: seconds from now, null for
-    no end. Users who are not administrators create tokens in their own name, with role "user" and with groups that they
+    no end. Users who are not administrators create tokens in their own name, with role "user" and only groups that they
     are in.
     """
 

@@ -30,9 +30,8 @@ class Lazy(Mapping[str, Any]):
     ) -> None:
         """``find`` returns MISSING for a missing value, even if ``names`` has its name; ``explain`` returns the reason.
 
-        ``hidden``: names of values that are too large to be shown with the rest; None replaces them. ``has_all``: every
-        name has a value, so names are listed without making values. ``is_whole``: attributes of one object at one
-        moment.
+        ``hidden``: names of values too large to be shown with the rest; None replaces them. ``has_all``: every name has
+        a value, so names are listed without making values. ``is_whole``: attributes of one object at one moment.
         """
         self._names = names
         self._find = find

@@ -158,9 +158,9 @@ def unpin_command(client: AgentClient, job: str) -> None:
 
 
 def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
-    """Return the ``job-cpu-monitor`` section to send, checked here but in the user's own notation.
+    """Return the ``job-cpu-monitor`` section to send: checked here, but not parsed, as the user wrote it.
 
-    Parsed durations are in seconds, which the agent would read as milliseconds. Raises ConfigError, UsageError.
+    The agent would read parsed durations, which are in seconds, as milliseconds. Raises ConfigError, UsageError.
     """
     layer = read_assignments(assignments)
     checked = parse_layer(layer, "--set", "")

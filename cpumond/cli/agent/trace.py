@@ -25,7 +25,7 @@ def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
 def read_settings_of_rules(
     assignments: tuple[str, ...], rules: Iterable[LimitRule], unused: Mapping[str, str]
 ) -> list[MonitorSettings]:
-    """The settings of ``--set`` for each of ``rules``, or for the rule of ``--set`` if there are none.
+    """Return the settings of ``--set`` for each of ``rules``; if this is empty, for the rule of ``--set``.
 
     Warns of options in ``unused`` (option -> where it has no effect), and of options without effect under all these
     settings.

@@ -66,7 +66,7 @@ Lever = Literal["guarantee", "quota"]
 
 
 class LeverWords(NamedTuple):
-    """Words about an actuator: ``options`` of the monitor, the noun for its amount, the words for all of it, and a
+    """Words about an actuator: ``options`` of the monitor, a noun for what it sets, words for the full amount, and a
     sentence."""
 
     options: dict[str, Any]

@@ -122,8 +122,7 @@ class Making:
         self.notes.append(Note(verdict, option, sentence, *at, text if len(text) <= 60 else text[:57] + "..."))
 
     def set_option(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
-        """Put the meaning of an option into ``target``, options of a pool or of the tree, and note what cannot be
-        expressed.
+        """Put the meaning of an option into ``target``, the options of a pool or tree; note what cannot be expressed.
 
         ``resource``: the resource of the amount ``value``, if it has only one.
         """

@@ -1,7 +1,7 @@
 """``cpumond kubernetes publish``: offer the CPU that agents reclaimed as an extended resource of their nodes.
 
-One instance runs in a cluster. It asks each agent in its pod, and is the safeguard as well: a node whose agent does not
-answer, or is not ready, offers nothing. No agent may change anything in the API server.
+One instance runs in a cluster. It sends requests to each agent in the agent's pod, and is the safeguard as well: a node
+whose agent does not answer, or is not ready, offers nothing. No agent may change anything in the API server.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ red, yellow and green."""
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table. A heading with ">" before it is aligned right; one of two lines has a newline in it.
+    """A column of a table. A heading that begins with ">" is aligned right; one with a newline takes two lines.
 
     ``rank``: rank 0 stays at any width; of the other columns the one with the highest rank is left out first.
     ``least``: width to which the text may be shortened, 0 for never: ids, names and numbers. ``folds``: text of the

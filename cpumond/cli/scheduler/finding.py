@@ -38,7 +38,7 @@ MAX_SHOWN: Final = 20
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """The name of an object of the scheduler. With ``finds``, a beginning of it may be given."""
+    """The name of an object of the scheduler. With ``finds`` the beginning of a name may be given."""
 
     def __init__(self, kind: NamedKind, finds: bool = True) -> None:
         self.name = kind

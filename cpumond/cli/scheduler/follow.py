@@ -52,7 +52,7 @@ class _Tail:
     job: str
     stream: LogStream
     offset: int | None
-    """None: only the end of the log is wanted."""
+    """Byte of the log that is read next; None: only the end of the log is wanted."""
     job_ended: bool = False
     pause_s: float = PAUSES_S[0]
     due_s: float = 0.0
@@ -60,14 +60,14 @@ class _Tail:
     is_done: bool = False
     failing_since_s: float | None = None
     part: bytes = b""
-    """A line without its end."""
+    """The beginning of a line whose end has not been read."""
 
 
 @dataclass
 class _Piece:
     tail: _Tail
     job_ended: bool
-    """Whether the job had ended before this was read."""
+    """Whether the job had ended before this piece was read."""
     content: bytes = b""
     first: int = 0
     total: int = 0
