@@ -1,4 +1,4 @@
-"""Core-hour budgets of pools and users: option, record, periods, forecast (semantics.md 2.15). Pure.
+"""Core-hour budgets of pools and users: the option, the record, periods, forecasts (semantics.md 2.15). Pure.
 
 Amounts are core-seconds, in pairs (requested, used). Days are dates in the budget's time zone, as text: ``2026-11-29``.
 """
@@ -17,19 +17,20 @@ NOTHING_COUNTED: Final[CorePair] = (0.0, 0.0)
 HOUR_S: Final = 3600.0
 DAY: Final = timedelta(days=1)
 BACK_DAYS: Final = 2
-"""A clock that went back by at most this many days counts for the newest known day; if by more, that day was wrong."""
+"""If the clock goes back by at most this number of days, usage counts for the newest known day. If it goes back by
+more, that day was wrong."""
 KEPT_DAYS: Final = 62
-"""Days kept, and longer if the period needs them."""
+"""Number of days for which amounts are kept; more if the period is longer."""
 RECENT_DAYS: Final = 7
-"""A forecast uses the usage of this many days, and of an hour at least."""
+"""Number of recent days whose usage a forecast extrapolates; it requires at least one hour of usage."""
 Level = Literal[0, 1, 2]
 LOW: Final = 1
 SPENT: Final = 2
-"""Level 0: less than ``warn_ratio`` is spent."""
+"""Levels of a budget; 0 means that less than ``warn_ratio`` is spent."""
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``budget`` of a pool, and each of ``user_budgets`` of a tree. ``core_hours`` None: no budget."""
+    """``budget`` of a pool, or one of ``user_budgets`` of a tree. ``core_hours``: None if there is no budget."""
 
     core_hours: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] | None = None
     period: Literal["month", "week", "day", "rolling"] = "month"
@@ -44,7 +45,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return (self.core_hours or 0.0) * HOUR_S
 
     def end_of(self, day: str) -> float:
-        """Return the end of the period in seconds since 1970."""
+        """Return the end of the day in seconds since 1970."""
         after = date.fromisoformat(day) + DAY
         return datetime(after.year, after.month, after.day, tzinfo=read_zone(self.zone)).timestamp()
 
@@ -55,17 +56,17 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return add_days(day, -back)
 
     def find_day(self, known: str, now: float) -> str:
-        """The day that usage counts for now; ``known`` is the newest. A clock that was set back starts no new day."""
+        """Return the day for which usage counts now. ``known``: the newest day. A clock set back starts no new day."""
         today = datetime.fromtimestamp(now, read_zone(self.zone)).date().isoformat()
         return known if today < known <= add_days(today, BACK_DAYS) else today
 
     def sum_from(self, first: str, days: dict[str, CorePair]) -> float:
-        """Return the sum of the days since ``first``."""
+        """Return the sum over the days from ``first`` on."""
         return sum(pair[self.counts == "used"] for name, pair in days.items() if name >= first)
 
     def forecast_day(self, days: dict[str, CorePair], day: str, since: float, now: float) -> str | None:
-        """Return the day on which the budget will be spent if usage continues as in the last days, counted ``since``.
-        None: not within this period (for a rolling one: never), or not known yet."""
+        """Return the day on which the budget will be spent if usage continues as in the last days. ``since``: start of
+        counting. Returns None if this is not in this period (for a rolling one: never), or is not known yet."""
         first = self.first_day(day)
         spent = self.sum_from(first, days)
         if spent >= self.limit_s:
@@ -91,10 +92,10 @@ NO_BUDGET: Final = Budget()
 
 
 class BudgetRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Stored record of a budget. ``tree`` is the tree's id, ``owner`` the id of a pool or the name of a user.
+    """Stored record of a budget. ``tree``: id of the tree. ``owner``: id of a pool or name of a user.
 
-    ``days``: counted amounts, without those of live jobs since ``StartRecord.counted``. ``day`` is the newest day.
-    ``level``: of ``budget`` in the period that began on ``period``, at the last check.
+    ``days``: counted amounts by day, without those of live jobs beyond ``StartRecord.counted``. ``day``: the newest
+    day. ``level``: level of ``budget`` at the last check, in the period that began on the day ``period``.
     """
 
     tree: str
@@ -118,7 +119,7 @@ def add_days(day: str, number: int) -> str:
 
 @lru_cache(maxsize=64)
 def read_zone(name: str) -> tzinfo:
-    """Return the time zone of that name; UTC if this machine does not know it, unlike an earlier leader's."""
+    """Return the time zone of that name; UTC if this host, unlike that of an earlier leader, does not know it."""
     return find_zone(name) or UTC
 
 

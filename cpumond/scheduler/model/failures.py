@@ -13,11 +13,11 @@ MEMORY_LIMIT_EXCEEDED: Final = 1200
 JOB_TIME_LIMIT_EXCEEDED: Final = 1202
 USER_JOB_FAILED: Final = 1205
 NON_ZERO_EXIT_CODE: Final = 10_000
-"""Error codes of jobs; the last one is nested in that of a failed job."""
+"""Error codes of jobs. The last one is an inner error of that of a failed job."""
 
 
 class EndError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A stored error; ``inner`` are its causes."""
+    """A stored error. ``inner``: its causes."""
 
     message: str
     code: int = 1

@@ -1,4 +1,4 @@
-"""Forecasts as values. Times are seconds since 1970; None: beyond the horizon."""
+"""Forecasts as values. Times are seconds since 1970; None if they are beyond the horizon."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted first start and end of an operation: before ``..._p10`` in one of ten simulations, before ``..._p50``
-    in half of them, before ``..._p90`` in nine of ten.
+    """Predicted first start and end of an operation. They are before ``..._p10`` in one of ten simulations, before
+    ``..._p50`` in half of the simulations, and before ``..._p90`` in nine of ten.
 
-    ``started_at`` is set for an operation that has started, which then has no ``start_...``. ``end_...`` are also None
-    if nothing is known of the run times of similar operations. ``as_of``: time of the simulated state. ``lines``: the
-    forecast as sentences, with what is not known.
+    An operation that has started has ``started_at``, and no ``start_...``. ``end_...`` are also None if nothing is
+    known of the run times of similar operations. ``as_of``: time of the simulated state. ``lines``: the forecast as
+    sentences, including what is not known.
     """
 
     operation_id: str
@@ -26,13 +26,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     horizon: float
     """End of the simulated time."""
     runs: int
-    """Number of simulations; 0 for an operation that can never start as things are."""
+    """Number of simulations; 0 if the operation can never start in the present state."""
     lines: list[str] = []
 
 
 class PredictedStart(msgspec.Struct, frozen=True):
-    """First start and end of an operation, without and with the change; None: beyond the horizon, or no such
-    operation."""
+    """First start and end of an operation, without and with the change. None: it is beyond the horizon, or the
+    operation does not exist."""
 
     operation_id: str
     title: str
@@ -60,7 +60,7 @@ class PredictedStop(msgspec.Struct, frozen=True):
 
 
 class PredictedShare(msgspec.Struct, frozen=True):
-    """Fair share and allocated cores (``used``) of a pool, means over the simulated time; ``after``: with the
+    """Fair share and allocated cores (``used``) of a pool, as means over the simulated time. ``after``: with the
     change."""
 
     tree: str
@@ -72,8 +72,8 @@ class PredictedShare(msgspec.Struct, frozen=True):
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """Effects of a change: which operations start when, which jobs are stopped, and whose share moves. Only differences
-    are listed, and the operation in question. ``lines``: the main effects as sentences."""
+    """Effects of a change: when operations start, which jobs are stopped, and how shares change. Only the operation in
+    question, and what differs, are listed. ``lines``: the main effects as sentences."""
 
     as_of: float
     horizon: float
@@ -83,12 +83,12 @@ class Simulation(msgspec.Struct, frozen=True):
     shares: list[PredictedShare]
     lines: list[str]
     left_out: int = 0
-    """Number of differing operations that are not listed: too many, or hidden from the caller."""
+    """Number of operations that differ but are not listed, since they are too many or hidden from the caller."""
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the answer to a question that takes a while: progress (0 to 1). The first line has what the last
-    forecast says (``first``), with its age; the last one has the answer, or why there is none."""
+    """A line of a response that takes a while. Each line has the progress (0 to 1). The first line has the latest
+    forecast (``first``) and its age; the last line has the result, or why there is none."""
 
     done: float
     first: list[str] = []

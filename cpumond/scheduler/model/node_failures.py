@@ -1,4 +1,4 @@
-"""Configured reactions to nodes on which jobs fail (semantics.md 2.14). Pure."""
+"""Configuration of what happens to nodes on which jobs fail (semantics.md 2.14). Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Pause = Annotated[float, msgspec.Meta(ge=1.0, le=604_800.0, extra=DURATION)]
 
 class NodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[node_failures]``: when a node is held off. ``operations``: number of different operations whose jobs fail in a
-    row; ``starts``: number of jobs in a row that it cannot start. ``pause``: duration of the first hold; each next one
-    doubles, up to ``max_pause``. After ``max_holds`` holds the node is cordoned; 0: never. ``max_held_ratio``: fraction
-    of a tree's nodes that may be held off at once; one always may."""
+    row. ``starts``: number of jobs in a row that it cannot start. ``pause``: duration of the first hold; each further
+    hold is twice as long, up to ``max_pause``. ``max_holds``: number of holds after which the node is cordoned; 0 for
+    never. ``max_held_ratio``: fraction of a tree's nodes that may be held off at once; one node always may be."""
 
     enabled: bool = True
     operations: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 2

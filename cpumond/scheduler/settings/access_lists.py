@@ -1,4 +1,4 @@
-"""Access lists as attributes: reading, editing, refusals (semantics.md 12.1)."""
+"""Reads and edits access lists that are attributes, and refuses invalid ones (semantics.md 12.1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDS: Final = ("begin", "end")
 
 
 def read_acl(value: Any, where: str, permissions: Sequence[str] = PERMISSIONS) -> list[dict[str, Any]]:
-    """Check an access list and return it as it is stored. Raises CommandError."""
+    """Check an access list, and return it in the form that is stored. Raises CommandError."""
     if not isinstance(value, (list, tuple)):
         raise refuse(where, f"must be a list of entries such as {EXPECTED}, got {format_value(value)}")
     if len(value) > MAX_ENTRIES:
@@ -29,7 +29,7 @@ def read_acl(value: Any, where: str, permissions: Sequence[str] = PERMISSIONS) -
 
 
 def edit_acl(current: Sequence[Any], path: Sequence[str], value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the list after a change of one entry: ``end`` and ``begin`` add one, a number replaces or removes one."""
+    """Return the list after a change of one entry: ``end`` and ``begin`` add one; a number replaces or removes it."""
     inner = f"{where}/{path[0]}"
     entries = list(current)
     if len(path) > 1:

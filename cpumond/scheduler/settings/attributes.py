@@ -1,10 +1,10 @@
 """Attributes of pools and trees: names, values, and edits (semantics.md 0.2, 2.3-2.5).
 
-Attributes are kept as dictionaries with canonical names and with values of the attribute's type, so that a stored
-dictionary reads back unchanged. Attributes that are no options are kept, too, exactly as given.
+Attributes are kept as dictionaries with canonical names and values of the attribute's type; therefore a stored
+dictionary is the same after it is read. Attributes that are no options are also kept, exactly as given.
 
-A tree's options may be attributes of the tree itself or be in its ``config`` dictionary. Both places are kept as
-written; ``read_tree`` merges them option by option, and ``config`` wins.
+A tree's options may be attributes of the tree or entries of its ``config`` dictionary. Both places are kept as
+written. ``read_tree`` merges them: an option in ``config`` takes precedence.
 
 In ``spelled`` the key of an option is its name, prefixed with ``config/`` if it is in a tree's ``config``.
 """
@@ -46,7 +46,7 @@ from cpumond.scheduler.settings.values import (
 Kind = Literal["pool", "tree"]
 
 MIN_WEIGHT: Final = 2.0**-26
-"""The smallest weight; a smaller one, including 0, is replaced by it (0.3 no. 4)."""
+"""The minimum weight. It replaces smaller weights, including 0 (0.3 no. 4)."""
 
 CONFIG: Final = "config"
 ACL: Final = "acl"
@@ -54,10 +54,10 @@ MAX_NAME_LENGTH: Final = 256
 
 MAX_CUSTOM_ATTRIBUTES: Final = 200
 MAX_HINTS: Final = 20
-"""Most unknown attributes for which the warning names a similar option; each look-up takes 0.2 ms."""
+"""Maximum number of unknown attributes for which a warning names a similar option; each look-up takes 0.2 ms."""
 
 FREE_PAIR: Final = "strong_guarantee_resources"
-"""The option whose two names may overwrite each other at any time (0.2)."""
+"""The only option that may be set under either of its names, whichever name it was set under before (0.2)."""
 
 _PREEMPTION_ALIASES: Final = {
     "fair_share_preemption_timeout": "fair_share_starvation_timeout",
@@ -87,14 +87,14 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "total_resource_limits_consider_delay": "node_reconnection_timeout",
     },
 }
-"""Other accepted names of options -> the name used here; hyphens are replaced before (2.4, 2.5)."""
+"""Accepted name of an option -> its canonical name; hyphens have been replaced before (2.4, 2.5)."""
 
 RESERVED: Final = frozenset({
     "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
     "effective_acl", "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage",
     "revision", "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
 })  # fmt: skip
-"""Attributes that every pool and tree has without setting them."""
+"""Names of attributes that every pool and tree has although they were not set."""
 
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
@@ -102,9 +102,9 @@ _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for
 
 
 class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change: the attribute's name and the keys inside of it, and the new value; REMOVE (None) removes.
+    """One change: a path (the attribute's name, then keys inside of it) and the new value; REMOVE (None) removes it.
 
-    ``recursive``: missing dictionaries on the way to a key of an attribute that is no option are created.
+    ``recursive``: if the attribute is no option, missing dictionaries on the path are created.
     """
 
     path: tuple[str, ...]
@@ -137,7 +137,7 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
-    """Return "a dictionary" or "a list" if the option of this path, in any spelling, takes one; None otherwise."""
+    """Return "a dictionary" or "a list" if the option of this path, in any spelling, takes that; else None."""
     names = [name for name in canonical_path(kind, path) if name != CONFIG]
     inside: Mapping[str, Type] | None = _FIELDS[kind]
     found: Type | None = None
@@ -150,12 +150,12 @@ def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
 
 
 def is_option(kind: Kind, name: str) -> bool:
-    """Return whether ``name``, in any spelling, is an option of pools or trees, not just a kept attribute."""
+    """Return whether ``name``, in any spelling, is an option of pools or trees rather than any other attribute."""
     return canonical_name(kind, name) in _FIELDS[kind]
 
 
 def find_mistyped(kind: Kind, name: str) -> str | None:
-    """The option that is most similar to ``name``, quoted, "" for none; None if ``name`` is one, in any spelling."""
+    """Return the option most similar to ``name``, quoted; "" if none is similar; None if ``name`` is an option."""
     known = canonical_name(kind, name)
     if known in _FIELDS[kind] or known in RESERVED or (kind == "tree" and known == CONFIG):
         return None
@@ -163,7 +163,7 @@ def find_mistyped(kind: Kind, name: str) -> str | None:
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
-    """Return the settings that a pool's attributes, in any spelling, give (2.5). Raises CommandError."""
+    """Return the settings that a pool's attributes, in any spelling, specify (2.5). Raises CommandError."""
     known, _, _ = normalise("pool", _options("pool", attributes))
     if "weight" in known:
         known["weight"] = max(known["weight"], MIN_WEIGHT)
@@ -171,7 +171,7 @@ def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
 
 
 def read_tree(attributes: Mapping[str, Any]) -> TreeSettings:
-    """Return the settings that a tree's attributes, in any spelling, give (2.4). Raises CommandError."""
+    """Return the settings that a tree's attributes, in any spelling, specify (2.4). Raises CommandError."""
     known = _options("tree", attributes)
     inside = attributes.get(CONFIG)
     if inside is not None:
@@ -186,17 +186,17 @@ def _options(kind: Kind, attributes: Mapping[str, Any], where: str = "attributes
 
 
 def normalise(kind: Kind, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """All attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises CommandError."""
+    """Return what ``edit`` returns, for all attributes of a new pool or tree. Raises CommandError."""
     if not isinstance(attributes, Mapping):
         raise CommandError(f"attributes: must be a dictionary, got {format_value(attributes)}")
     return edit(kind, {}, {}, [Edit((name,), value) for name, value in attributes.items()])
 
 
 def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str]) -> Any:
-    """Answer ``get @path``: any accepted spelling finds the value; the empty path gives all attributes.
+    """Return the value for ``get @path``. Any accepted spelling is found; the empty path returns all attributes.
 
-    An option of a tree that is only in its ``config`` is found as an attribute, too. Raises CommandError with code
-    RESOLVE if nothing is set.
+    An option of a tree that is only in its ``config`` is also found as an attribute. Raises CommandError with code
+    RESOLVE if the attribute is not set.
     """
     value: Any = item.attributes
     names = canonical_path(kind, path)
@@ -215,7 +215,7 @@ def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of attributes are equal and look the same: 1, 1.0 and true are three values."""
+    """Return whether two values of attributes are equal and of the same type: 1, 1.0 and true all differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -232,11 +232,11 @@ def _index(text: str, values: Sequence[Any]) -> int | None:
 def edit(
     kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str], edits: Iterable[Edit]
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """Return attributes and spellings after ``edits``, and warnings; the arguments are not changed.
+    """Return attributes, spellings and warnings after ``edits``; the arguments are not changed.
 
-    A path into a missing dictionary of an option creates that dictionary; one that a removal has emptied stays.
-    Removing a missing attribute is no error. Raises CommandError with the path, the value and the allowed values, with
-    code RESOLVE for a path into a missing attribute that is no option.
+    A path into a missing dictionary of an option creates that dictionary. A dictionary that becomes empty is kept.
+    Removing a missing attribute is no error. Raises CommandError with the path, the value and the allowed values; its
+    code is RESOLVE for a path into a missing attribute that is no option.
     """
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
@@ -252,7 +252,7 @@ def edit(
 
 
 class _Editor:
-    """Attributes being edited. Values inside of ``attributes`` are shared with the earlier ones and never changed."""
+    """Attributes that are being edited. Values inside of ``attributes`` are shared and therefore never changed."""
 
     __slots__ = ("attributes", "given", "kind", "spelled", "unknown", "warnings")
 
@@ -262,9 +262,9 @@ class _Editor:
         self.spelled = dict(spelled)
         self.warnings: list[str] = []
         self.unknown: set[str] = set()
-        """Attributes that are no options, and already have a warning."""
+        """Attributes that are no options and of which a warning exists already."""
         self.given: dict[str, str] = {}
-        """Option -> the spelling under which these edits have set it as a whole."""
+        """Option that these edits have set as a whole -> the spelling that they used."""
 
     def apply(self, change: Edit) -> None:
         path, value = change.path, change.value
@@ -314,7 +314,7 @@ class _Editor:
     def _changed(
         self, place: str, container: Mapping[str, Any], path: tuple[str, ...], value: Any, recursive: bool = False
     ) -> dict[str, Any]:
-        """Return ``container`` after one edit; ``place`` is "" for the attributes and "config/" for a tree's config."""
+        """Return ``container`` after one edit. ``place``: "" for the attributes, "config/" for a tree's ``config``."""
         result = dict(container)
         name, where = canonical_name(self.kind, path[0]), place + path[0]
         key = place + name
@@ -333,7 +333,7 @@ class _Editor:
         if field is None:
             result[name] = _edit_custom(result.get(name), path[1:], value, where, recursive)
             if len(result) > 2 * MAX_CUSTOM_ATTRIBUTES + len(_FIELDS[self.kind]):
-                # Checked already here: each further edit copies all attributes.
+                # This is checked here already, since each further edit copies all attributes.
                 raise self._too_many("more than twice as many")
             if value is not REMOVE:
                 self._warn_unknown(name, where)
@@ -365,7 +365,7 @@ class _Editor:
 
     def _warn_unknown(self, name: str, where: str) -> None:
         if where in self.unknown or (self.kind == "pool" and find_option("pool", name) is not None):
-            return  # the validation of pools describes options of YTsaurus
+            return  # the validation of pools warns of options of YTsaurus
         self.unknown.add(where)
         near = quote_near(name, _FIELDS[self.kind]) if len(self.unknown) <= MAX_HINTS else ""
         self.warnings.append(
@@ -383,7 +383,7 @@ class _Editor:
 
 
 def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: Any, where: str) -> dict[str, Any]:
-    """Return the dictionary of an option after the change of one key inside."""
+    """Return the dictionary of an option after one key inside of it is changed."""
     members = members_of(kind)
     if members is None:
         raise refuse(where, f"is {allowed_words(kind)} and has no keys; set it as a whole")
@@ -402,7 +402,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
 
 
 def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recursive: bool) -> Any:
-    """Return an attribute that is no option after the change of the key ``path`` inside of it (empty: as a whole)."""
+    """Return an attribute that is no option after ``path`` inside of it is changed; an empty path changes it all."""
     if path and current is None and not recursive:
         raise _missing(where)
     if not path:
@@ -436,7 +436,7 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recu
 
 
 def _missing(where: str) -> CommandError:
-    """Return the refusal of a path into a missing attribute or dictionary."""
+    """Return the error for a path into a missing attribute or dictionary."""
     what = "is not found and is no option; check the name; to create it, set it as a whole ({...}) or use recursive"
     return CommandError(f'Attribute "{cut(where)}" {what}', RESOLVE, {FIELD: cut(where)})
 

@@ -15,10 +15,10 @@ from cpumond.scheduler.settings.attributes import is_same
 class ConfigChange:
     """One difference between two configurations.
 
-    ``pool`` is "" for a tree, both names are "" for ``default_tree``. ``attribute`` is a path with slashes, "" if a
-    tree or pool was created (``old`` None, ``new`` its attributes, a pool's with ``parent_name``) or removed (the
-    reverse). A pool has its present name; None means "not set". In an ``exact`` description a slash or backslash inside
-    of a name is preceded by a backslash (``join_path``).
+    ``pool`` is "" for a tree; ``tree`` and ``pool`` are "" for ``default_tree``. ``pool`` is the pool's present name.
+    ``attribute`` is a path with slashes; "" if a tree or pool was created or removed: the attributes, for a pool with
+    ``parent_name``, are then in ``new`` or ``old``. A value None means "not set". In ``exact`` differences a backslash
+    precedes each slash or backslash inside of a name (``join_path``).
     """
 
     tree: str
@@ -37,10 +37,10 @@ def split_path(attribute: str) -> tuple[str, ...]:
 
 
 def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
-    """Return all differences, trees by name, each one's options before its pools.
+    """Return all differences, sorted by tree; the options of a tree come before its pools.
 
-    ``exact``: so that everything can be undone, even an empty dictionary: a dictionary that comes or goes is one
-    difference, instead of one for each of its keys.
+    ``exact``: a dictionary that comes or goes is one difference, instead of one for each of its keys. Therefore
+    everything can be undone, even an empty dictionary.
     """
     compare = _exact_changes if exact else _attribute_changes
     changes: list[ConfigChange] = []
@@ -59,7 +59,7 @@ def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[Co
 
 
 def unfold(change: ConfigChange) -> Iterator[ConfigChange]:
-    """The differences inside of a dictionary that comes, goes or changes as a whole; for others the change itself."""
+    """Yield the differences inside of a dictionary that comes, goes or changes as a whole; else ``change`` itself."""
     old, new = change.old, change.new
     if change.attribute and _is_dictionary(old) and _is_dictionary(new) and (old or new):
         yield from _attribute_changes(change.tree, change.pool, old or {}, new or {}, f"{change.attribute}/")
@@ -119,7 +119,7 @@ def _exact_changes(
 
 
 def _has_values(value: Mapping[str, Any]) -> bool:
-    """Return whether None only means a missing value."""
+    """Return whether no value of the dictionary is None: then None can mean a missing value."""
     return all(each is not None for each in value.values())
 
 
@@ -128,7 +128,7 @@ def _is_dictionary(value: Any) -> bool:
 
 
 def find_renamed(old: TreeConfig, new: TreeConfig) -> dict[str, str]:
-    """Old name of a pool -> its new one, if they differ."""
+    """Return old name -> new name of each renamed pool."""
     names = {pool.id: pool.name for pool in new.pools.values()}
     return {pool.name: names[pool.id] for pool in old.pools.values() if names.get(pool.id, pool.name) != pool.name}
 

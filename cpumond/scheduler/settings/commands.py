@@ -1,8 +1,8 @@
 """Changes of the configuration as values, and the new ``Config`` that each makes (semantics.md 2).
 
-A command is applied or refused as a whole. Configurations share unchanged parts: a pool that a command does not touch
-is the identical object afterwards. Trees are sorted by name, pools depth first with siblings by name, so equal
-configurations always look the same, however they were made.
+A command is applied or refused as a whole. Configurations share unchanged parts: a pool that a command does not change
+is the identical object afterwards. Trees are sorted by name, pools depth first with siblings by name. Therefore equal
+configurations always look the same.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from cpumond.scheduler.settings.values import FIELD, format_value, name_field
 OF_FURTHER_TREES: Final = frozenset(
     {"acl_required", "default_memory_limit", "enable_memory_reserve", "guarantee_tolerance", "share_gang_remainders"}
 )
-"""Options that a further tree takes from the default tree unless it sets them: it is not open if that one is closed
-(12.4), its jobs' memory is limited if that one's is (2.4), and guarantees and gangs have the same meaning (6.10, 4)."""
+"""Options that a further tree takes from the default tree unless it sets them. Both trees are then closed or open
+(12.4), limit their jobs' memory or not (2.4), and give guarantees and gangs the same meaning (6.10, 4)."""
 NOT_EMPTY: Final = "Cannot remove non-empty composite node"
-"""Start of the refusal to remove a pool or tree with pools inside."""
+"""Start of the sentence that refuses to remove a pool or tree that contains pools."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -54,7 +54,7 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CreateTree(_Command, frozen=True):
-    """Create a pool tree without pools; with ``ignore_existing`` an existing one is left unchanged."""
+    """Create a pool tree without pools. ``ignore_existing``: an existing tree of that name is left unchanged."""
 
     name: str
     attributes: dict[str, Any] = {}
@@ -69,20 +69,20 @@ class ChangeTree(_Command, frozen=True):
 
 
 class RemoveTree(_Command, frozen=True):
-    """Remove a tree; one with pools only with ``recursive``, the default one only if it is the last."""
+    """Remove a tree. A tree with pools requires ``recursive``. The default tree can only be removed as the last one."""
 
     tree: str
     recursive: bool = False
 
 
 class SetDefaultTree(_Command, frozen=True):
-    """Set the tree of operations that name none; it must exist (2.3). None: no tree, and they are refused."""
+    """Set the tree of operations that name no tree; it must exist (2.3). None: such operations are refused."""
 
     tree: str | None
 
 
 class CreatePool(_Command, frozen=True):
-    """Create a pool; with ``ignore_existing`` an existing one under the same parent is left unchanged."""
+    """Create a pool. ``ignore_existing``: an existing pool of that name under the same parent is left unchanged."""
 
     tree: str
     name: str
@@ -92,7 +92,7 @@ class CreatePool(_Command, frozen=True):
 
 
 class ChangePool(_Command, frozen=True):
-    """Set and remove attributes of a pool; ``name`` and ``parent_name`` rename and move it."""
+    """Set and remove attributes of a pool. The attributes ``name`` and ``parent_name`` rename and move it."""
 
     tree: str
     pool: str
@@ -100,7 +100,7 @@ class ChangePool(_Command, frozen=True):
 
 
 class RemovePool(_Command, frozen=True):
-    """Remove a pool; one with sub-pools only with ``recursive``, together with them."""
+    """Remove a pool. A pool with sub-pools requires ``recursive``, and is removed together with them."""
 
     tree: str
     pool: str
@@ -108,7 +108,7 @@ class RemovePool(_Command, frozen=True):
 
 
 class MovePool(_Command, frozen=True):
-    """Give a pool, with everything below it, another parent, another name, or both."""
+    """Change the parent or the name of a pool, or both. Everything below the pool moves with it."""
 
     tree: str
     pool: str
@@ -119,10 +119,10 @@ class MovePool(_Command, frozen=True):
 class TransferPoolResources(_Command, frozen=True):
     """Transfer guarantees and operation counts from one pool to another.
 
-    Ancestors below the two pools' common one change with them: the destination's gain what the source's lose.
-    ``delta``: ``strong_guarantee_resources``, ``resource_flow``, ``burst_guarantee_resources`` (dictionaries of
-    resources), ``max_operation_count``, ``max_running_operation_count``; flow and burst guarantee may also be in
-    ``integral_guarantees``.
+    The ancestors of both pools, up to but not including their common ancestor, change too: those of the source lose
+    the same amounts, those of the destination gain them. ``delta`` may have ``strong_guarantee_resources``,
+    ``resource_flow`` and ``burst_guarantee_resources`` (dictionaries of resources), ``max_operation_count`` and
+    ``max_running_operation_count``. Flow and burst guarantee may also be in ``integral_guarantees``.
     """
 
     tree: str
@@ -148,8 +148,8 @@ ConfigCommand = (
 class Outcome:
     """Result of a command.
 
-    ``id`` is that of the first tree or pool that the command names. ``changed`` is False if the configuration is the
-    same object as before. ``warnings`` concern the command and its effects, not earlier problems.
+    ``id`` is the id of the first tree or pool that the command names. ``changed`` is False if the configuration is the
+    same object as before. ``warnings`` concern the command and its effects, not problems that existed before.
     """
 
     config: Config
@@ -169,7 +169,7 @@ def apply(
     """Return the configuration after ``command``; ``config`` itself never changes.
 
     ``nodes``: id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool. Raises
-    CommandError, with code RESOLVE or ALREADY_EXISTS if these fit.
+    CommandError; its code is RESOLVE for a missing tree or pool, ALREADY_EXISTS for an existing one.
     """
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
     edited = command.pool if isinstance(command, ChangePool) else ""
@@ -184,8 +184,8 @@ def check(
     name_pattern: str = NAME_REGEX,
     edited: str = "",
 ) -> Outcome:
-    """Return ``made`` with all warnings, if the rules allow it in place of ``config``; ``edited``: pool whose
-    attributes were changed. Raises CommandError."""
+    """Return ``made`` with all warnings if the rules allow its configuration after ``config``. ``edited``: name of the
+    pool whose attributes were changed. Raises CommandError."""
     if made.config is config:
         return made
     warnings = list(made.warnings)
@@ -209,7 +209,7 @@ def check(
 
 
 def _about_edited(error: CommandError, edited: str) -> CommandError:
-    """Return the refusal of a tree; of two options that break a rule it names that of the ``edited`` pool."""
+    """Return a tree's refusal. If options of two pools break a rule together, it names that of the ``edited`` pool."""
     attributes = dict(error.attributes)
     parent, option = attributes.pop(AT_PARENT, ("", ""))
     if edited and edited == parent:
@@ -218,7 +218,7 @@ def _about_edited(error: CommandError, edited: str) -> CommandError:
 
 
 def _overlaps(config: Config) -> list[str]:
-    """Describe trees whose filters certainly overlap: equal ones, and an empty one with any other (2.2)."""
+    """Describe trees whose filters certainly overlap, since they are equal or one of them is empty (2.2)."""
     filters = [(tree.name, tree.settings.nodes_filter.strip()) for tree in config.trees.values()]
     return [
         f"pool trees {quoted(one)} and {quoted(other)}: a node that fits the nodes_filter of both is refused at its "
@@ -357,7 +357,7 @@ def _move_pool(context: _Context, command: MovePool) -> Outcome:
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
-    """``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes nothing."""
+    """Return ``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if nothing changes."""
     if parent == pool.parent and name == pool.name:
         if changed is pool:
             return tree
@@ -425,7 +425,7 @@ def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
 
 
 def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
-    """Path of an attribute -> amount to transfer."""
+    """Return path of an attribute -> amount to transfer. Raises CommandError."""
     if not isinstance(delta, Mapping):
         raise CommandError(f"resource_delta: must be a dictionary, got {format_value(delta)}")
     flat: dict[str, Any] = {}
@@ -457,7 +457,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sign: float, is_end: bool) -> PoolConfig:
-    """Return ``pool`` with ``amounts`` added or, with a negative sign, subtracted; ``is_end``: not just an ancestor."""
+    """Return ``pool`` with ``amounts`` times ``sign`` added. ``is_end``: it is source or destination, no ancestor."""
     edits = []
     for path, amount in amounts.items():
         present: Any = pool.attributes
@@ -543,7 +543,7 @@ def with_pools(tree: TreeConfig, pools: Iterable[PoolConfig]) -> TreeConfig:
 
 
 def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
-    """Return pools depth first, siblings by name, without those that are not below the root."""
+    """Return pools depth first, siblings by name. Pools that are not below the root are left out."""
     children: dict[str, list[PoolConfig]] = {}
     for pool in pools:
         children.setdefault(pool.parent, []).append(pool)
@@ -564,7 +564,7 @@ def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def at(where: str) -> Iterator[None]:
-    """Prefix a CommandError raised inside with ``where``."""
+    """Put ``where`` before the text of a CommandError that is raised inside the context."""
     try:
         yield
     except CommandError as error:

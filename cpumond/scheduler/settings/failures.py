@@ -1,4 +1,4 @@
-"""Errors of operations and jobs, each worded in one place (semantics.md 3.6). Pure."""
+"""Errors of operations and jobs with their sentences (semantics.md 3.6). Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cpumond.scheduler.model.failures import (
 )
 
 _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
-"""Programs that start operations search for these words."""
+"""Programs that start operations search error messages for these words."""
 INCARNATION_CHANGED: Final = "operation_incarnation_changed"
-"""Start of the reason of jobs that are aborted with the incarnation of their gang (7.5)."""
+"""Beginning of the reason of jobs that are aborted because the incarnation of their gang ends (7.5)."""
 JOBS_DISABLED: Final = "jobs_disabled_on_node"
-"""Reason of jobs whose node is drained."""
+"""Reason of jobs that are aborted because their node is drained."""
 _MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
 ABORT_REASONS: Final = {
     "preempted": "preemption",
@@ -32,9 +32,9 @@ ABORT_REASONS: Final = {
     "limit_violated": "preemption",
     "overcommit": "node_resource_overcommit",
 }
-"""Reasons by kind of the preemption's record."""
+"""Kind of a ``PreemptionRecord`` -> reason of the abort as ``yt`` names it."""
 MAX_FAILED_ON: Final = 8
-"""Most nodes on which an operation's failures are counted separately."""
+"""Maximum number of nodes for which an operation's failures are counted separately."""
 _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
@@ -51,14 +51,14 @@ def of_job(job: JobRecord) -> EndError:
 
 
 def innermost(failure: EndError) -> EndError:
-    """Return the innermost cause of an error."""
+    """Return the innermost cause of an error; the error itself if it has no cause."""
     while failure.inner:
         failure = failure.inner[0]
     return failure
 
 
 def at_limit(task: Task, reason: str) -> EndError | None:
-    """Return the error of a job that failed for ``reason``, if that is a limit of its task."""
+    """Return the error of a job that failed for ``reason``; None if the reason is no limit of its task."""
     if task.job_time_limit is not None and reason == describe_too_long(task):
         return EndError(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
     if reason.startswith(OUT_OF_MEMORY):
@@ -71,13 +71,13 @@ def describe_too_long(task: Task) -> str:
 
 
 def is_failure(job: JobRecord) -> bool:
-    """Return whether a job failed or could not be started, and was not asked to stop."""
+    """Return whether a job failed or could not be started, without being asked to stop."""
     return job.preemption is None and (job.state == "failed" or job.not_started)
 
 
 def note_failure(record: OperationRecord, job: JobRecord, blames_node: bool) -> OperationRecord:
-    """Return the record with the counts after a failed ``job``. As long as all failures were on one blamed node, none
-    counts towards ``max_failed_job_count``; a failure on a second node makes all count."""
+    """Return the record with the counts after ``job`` has failed. While all failures are on one node that is blamed,
+    they do not count towards ``max_failed_job_count``. Once a job fails on a second node, all failures count."""
     failed_on, blamed = record.failed_on, record.blamed_failures
     if job.node_id in failed_on or len(failed_on) < MAX_FAILED_ON:
         failed_on = {**failed_on, job.node_id: failed_on.get(job.node_id, 0) + 1}
@@ -98,7 +98,7 @@ def _count_failed(record: OperationRecord) -> int:
 
 
 def describe_where(record: OperationRecord) -> str:
-    """``all 10 failures were on node "n1"``; "" if there was one, they were on several nodes, or it is not known."""
+    """Return ``all 10 failures were on node "n1"``; "" for one failure, several nodes, or if the nodes are unknown."""
     (node, number), *others = record.failed_on.items() or (("", 0),)
     if others or number < max(_count_failed(record), 2):
         return ""
@@ -106,7 +106,7 @@ def describe_where(record: OperationRecord) -> str:
 
 
 def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError, str]:
-    """Return the error of an operation with too many failed jobs, and its sentence."""
+    """Return the error of an operation with too many failed jobs, and the error's sentence."""
     failed, limit, where = count_failures(record), record.max_failed_job_count, describe_where(record)
     failure = EndError(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
     parts = [f"{count(failed, 'job')} failed, max_failed_job_count is {limit}", where, f"last: {last.reason}"]
@@ -114,7 +114,7 @@ def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError,
 
 
 def by_rule(note: RetryNote, job: JobRecord) -> tuple[EndError, str]:
-    """Return the error, and its sentence, of an operation whose retry policy fails it at once for such a failure."""
+    """Return the error, and its sentence, of an operation whose retry policy makes it fail at once for this failure."""
     text = f"Job {job.id} ended ({note.kind}), and retry rule {note.rule} fails the operation at once"
     return EndError(text, FAILED_JOBS_LIMIT_EXCEEDED, inner=(of_job(job),)), f"{text}: {job.reason}"
 
@@ -131,15 +131,15 @@ def would_restart(job: JobRecord) -> tuple[EndError, str]:
 
 
 def lost_by_restart(missing: int) -> tuple[EndError, str]:
-    """Return the error, and its sentence, of an operation some of whose jobs were neither running nor completed after a
-    restart of the scheduler."""
+    """Return the error, and its sentence, of an operation of which, after a restart of the scheduler, ``missing`` jobs
+    were neither running nor completed."""
     text = f"{count(missing, 'job')} had not been started when the scheduler was restarted"
     told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
     return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
 
 
 def find_abort_reason(job: JobRecord) -> str:
-    """Return why a job was aborted or lost, as ``yt`` calls it."""
+    """Return the name that ``yt`` has for the reason why a job was aborted or lost."""
     if job.state == "lost":
         return "node_offline"
     kind, cause = ("", "") if job.preemption is None else (job.preemption.kind, job.preemption.cause)
@@ -159,7 +159,7 @@ def running_too_long(time_limit: float) -> tuple[EndError, str]:
 
 
 def no_node_fits(filters: str) -> EndError:
-    """Return the error of an operation that fits no online node; ``filters``: in words."""
+    """Return the error of an operation that fits no online node. ``filters``: its filters in words."""
     return EndError(f"No online node fits {filters}")
 
 

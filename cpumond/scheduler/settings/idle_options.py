@@ -1,4 +1,4 @@
-"""Sentences about options of an operation without effect in its pool (semantics.md 2.6, 6.2, 6.4). Pure."""
+"""Describes options of an operation that have no effect in its pool (semantics.md 2.6, 6.2, 6.4). Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cpumond.scheduler.model import ROOT_POOL, OperationTreeOptions, PoolSetting
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules, list_own, operation_rules
 
 DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle_poll")
-"""Options of ``job_cpu_monitor`` that decide about others; of a time it matters only whether it is 0."""
+"""Options of ``job_cpu_monitor`` that decide whether others have an effect. Of times it only matters if they are 0."""
 
 
 def find_idle_options(
     name: str, pool: PoolSettings, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> list[str]:
-    """Describe options of an operation without effect in the pool ``name`` with its ``rules``."""
+    """Describe options of an operation that have no effect in the pool ``name``. ``rules``: those of the pool."""
     told = [
         *_find_privileges(rules, options),
         *_find_overtaken(name, rules, tree, options),
@@ -32,8 +32,8 @@ def find_idle_options(
 
 
 def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
-    """Describe options without effect of an operation's ``job_cpu_monitor`` (1.1). Without its own ``limit_rule`` the
-    nodes' rule applies, which may not be the default."""
+    """Describe options of an operation's ``job_cpu_monitor`` that have no effect (1.1). If it sets no ``limit_rule``,
+    each node's own rule applies, which need not be the default."""
     settings = msgspec.convert({name: given[name] for name in DECIDING if name in given}, MonitorSettings)
     unsure = "" if "limit_rule" in given else ", which holds unless [monitor] of a node sets another"
     return [
@@ -56,7 +56,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
 def _find_overtaken(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """Find options that would make an operation starve later than its pool, which then preempts for it anyway (6.3)."""
+    """Find options that would let an operation starve later than its pool. The pool preempts for it before (6.3)."""
     if name == ROOT_POOL or not tree.enable_pool_starvation:
         return
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":
@@ -72,7 +72,7 @@ def _find_overtaken(
 
 
 def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions) -> Iterator[str]:
-    """Find options of a guarantee that the pool's own guarantee does not cover (2.6)."""
+    """Find options of an operation's guarantee that exceed the guarantee of the pool (2.6)."""
     asked = options.min_share_resources
     has_timeout = options.min_share_preemption_timeout is not None
     given = ["min_share_resources"] * bool(asked) + ["min_share_preemption_timeout"] * has_timeout
@@ -101,7 +101,7 @@ def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions
 def _find_protection(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """Find options that would protect more jobs than those of the pool and the tree do (6.2, 6.4)."""
+    """Find options that would protect more jobs than the options of the pool and the tree do (6.2, 6.4)."""
     threshold = options.non_preemptible_resource_usage_threshold
     if threshold:
         option = "non_preemptible_resource_usage_threshold"

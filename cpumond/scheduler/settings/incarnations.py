@@ -1,4 +1,4 @@
-"""Incarnations of operations with ``gang_options``: their ends and starts; pure (semantics.md 7.5)."""
+"""Incarnations of operations with ``gang_options``: how they end and begin; pure (semantics.md 7.5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpumond.scheduler.model import Incarnation, JobCounts, JobRecord, Operation
 from cpumond.scheduler.settings import failures
 
 MAX_KEPT: Final = 50
-"""Number of incarnations of an operation that are kept, the first and the latest."""
+"""Maximum number of incarnations kept of an operation: the first one and the latest ones."""
 REASONS: Final[dict[SwitchReason, str]] = {
     "job_failed": "job {job} failed",
     "job_aborted": "job {job} was aborted",
@@ -22,7 +22,7 @@ REASONS: Final[dict[SwitchReason, str]] = {
 
 
 def derive_id(*parts: object) -> str:
-    """Derive an id of four hexadecimal numbers, always the same for the same parts."""
+    """Derive an id of four hexadecimal numbers from the parts. The same parts always yield the same id."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
     return "-".join(f"{int(digest[at : at + 8], 16) or 1:x}" for at in (0, 8, 16, 24))
 
@@ -33,7 +33,7 @@ def is_gang(tasks: tuple[Task, ...]) -> bool:
 
 
 def begin_first(record: OperationRecord) -> OperationRecord:
-    """Return the record of a new operation, with its first incarnation if it has any."""
+    """Return the record of a new operation; with ``gang_options`` it has the first incarnation."""
     if not is_gang(record.tasks):
         return record
     first = Incarnation(derive_id(record.id, 0), record.start_time)
@@ -41,7 +41,7 @@ def begin_first(record: OperationRecord) -> OperationRecord:
 
 
 def is_over(record: OperationRecord, task: Task | None, job: JobRecord, is_again: bool) -> bool:
-    """Return whether the end of a job ends the present incarnation. ``is_again``: it completed, and starts again."""
+    """Return whether a job's end ends the present incarnation. ``is_again``: a completed job that is restarted."""
     if task is None or task.gang_options is None or job.gang_rank < 0 or record.is_finished:
         return False
     return job.incarnation == record.incarnation and (job.state != "completed" or is_again)
@@ -66,7 +66,7 @@ def follow_job(record: OperationRecord, job: JobRecord, now: float) -> Operation
 
 
 def follow_revival(record: OperationRecord, task: str, expected: int, actual: int, now: float) -> OperationRecord:
-    """The record after a restart of the scheduler has found ``actual`` ranked jobs of a task, not ``expected``."""
+    """Return the record after a restart of the scheduler: ``actual`` instead of ``expected`` ranked jobs were found."""
     told = derive_id(record.id, record.incarnation, "revival")
     return _follow(
         record, Incarnation(told, now, "job_lack_after_revival", task=task, expected=expected, actual=actual)
@@ -101,7 +101,7 @@ def is_complete(record: OperationRecord, task: Task) -> bool:
 
 
 def list_variables(record: OperationRecord, task: Task, incarnation: str, rank: int) -> dict[str, str]:
-    """Return environment variables that describe a job's gang."""
+    """Return the environment variables that describe a job's gang."""
     variables = {
         "YT_OPERATION_INCARNATION": incarnation,
         "YT_JOB_COUNT": str(sum(each.job_count for each in record.tasks)),

@@ -1,7 +1,7 @@
-"""Memory that a job reserves, by the usage of earlier jobs of its task: YTsaurus' digest of a task; pure (8.1).
+"""Memory that a job reserves, computed from earlier jobs of its task: YTsaurus' digest of a task; pure (8.1).
 
-A sample is the most memory that a job used, as a fraction of its ``memory_limit``. Samples are counted in buckets, each
-1 % wider than the previous one, the first at the lower bound.
+A sample is the peak memory of a job as a fraction of its ``memory_limit``. Samples are counted in buckets. The first
+bucket begins at the lower bound, and each is 1 % wider than the previous one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUANTILE: Final = 0.95
 DEFAULT_VALUE: Final = 0.5
 """``user_job_memory_digest_default_value``: fraction of ``memory_limit`` that is reserved before the first sample."""
 LOWER_BOUND: Final = 0.05
-"""``user_job_memory_digest_lower_bound``: smallest fraction that is reserved."""
+"""``user_job_memory_digest_lower_bound``: minimum fraction that is reserved."""
 OVERDRAFT_FACTOR: Final = 1.1
-"""``memory_digest_resource_overdraft_factor``: factor on the sample of a job that reached its limit."""
+"""``memory_digest_resource_overdraft_factor``: multiplies the sample of a job that reached its limit."""
 NOTHING: Final = TaskMemory()
 _STEP: Final = math.log(1.0 + PRECISION)
 
@@ -35,12 +35,13 @@ def count_buckets(lower: float) -> int:
 
 
 def find_bucket(sample: float, lower: float) -> int:
-    """Return the number of the bucket of a sample above 0."""
+    """Return the number of the bucket that contains a sample; the sample is above 0."""
     return min(max(math.trunc(math.log(sample / lower) / _STEP), 0), count_buckets(lower) - 1)
 
 
 def find_quantile(counts: Mapping[int, int], lower: float, default: float) -> float:
-    """The upper edge of the first bucket up to which QUANTILE of the samples lie; ``counts``: bucket -> its samples."""
+    """Return the upper edge of the lowest bucket such that it and the buckets below have QUANTILE of the samples.
+    ``counts``: bucket -> number of its samples."""
     enough, counted = QUANTILE * sum(counts.values()), 0
     for bucket in sorted(counts):
         counted += counts[bucket]
@@ -50,7 +51,7 @@ def find_quantile(counts: Mapping[int, int], lower: float, default: float) -> fl
 
 
 def find_bounds(task: Task) -> tuple[float, float]:
-    """Return the lower bound of a task's digest, and its value before the first sample."""
+    """Return the lower bound of a task's digest, and the digest's value before the first sample."""
     factor = task.memory_reserve_factor
     if factor is not None and (factor >= 1.0 or not task.ignore_memory_reserve_factor_less_than_one):
         return factor, factor
@@ -60,9 +61,9 @@ def find_bounds(task: Task) -> tuple[float, float]:
 
 
 def find_reserve(task: Task, memory: TaskMemory = NOTHING, is_taken: Callable[[int], bool] = lambda _: False) -> int:
-    """Return the bytes that the next job of a task reserves. ``is_taken``: whether a live job of the task has a cookie.
+    """Return the bytes that the next job of a task reserves. ``is_taken``: whether a live job has the cookie.
 
-    While the place of a job that was aborted for lack of memory is free, the next job takes it.
+    While the place of a job that was aborted for lack of memory is free, the next job reserves enough for that place.
     """
     if memory is NOTHING:
         return round(task.memory_limit * find_bounds(task)[1])
@@ -93,7 +94,7 @@ def set_reserves(
 
 
 def note_end(record: OperationRecord, task: Task, job: JobRecord) -> OperationRecord:
-    """The record after the end of a job with a reserve, with its usage as a sample if that predicts later jobs."""
+    """Return the record after the end of a job with a reserve. Its usage is a new sample if it predicts later jobs."""
     used, limit = job.max_memory or 0, task.memory_limit
     is_overdraft = job.state == "aborted" and job.reason.startswith(MEMORY_OVERDRAFT)
     if not limit or not (is_overdraft or job.state == "completed"):

@@ -1,8 +1,8 @@
-"""Formulas of tags: ``nodes_filter`` selects the nodes of a pool tree, ``scheduling_tag_filter`` those on which jobs
-start (semantics.md 2.1, 2.13).
+"""Formulas of tags: ``nodes_filter`` selects the nodes of a pool tree; ``scheduling_tag_filter`` selects the nodes on
+which jobs start (semantics.md 2.1, 2.13).
 
-``!`` binds tighter than ``&``, which binds tighter than ``|``. Parser and evaluation keep their own stacks, so that no
-formula, however deep, comes near Python's recursion limit.
+``!`` binds tighter than ``&``, and ``&`` tighter than ``|``. Parser and evaluation keep their own stacks; therefore
+deep formulas do not come near Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken
 from cpumond.core.errors import ConfigError
 
 MAX_LENGTH: Final = 10_000
-"""Most characters of a formula."""
+"""Maximum number of characters in a formula."""
 MAX_TOKENS: Final = 100
-"""Most tags and operators of a ``scheduling_tag_filter``."""
+"""Maximum number of tags and operators in a ``scheduling_tag_filter``."""
 TAG_FILTER: Final = "scheduling_tag_filter"
 
 OPERAND: Final = "a tag, '!', '(', '%true' or '%false'"
 PERMITTED: Final = "tags, '!', '&', '|', '(', ')', '%true' and '%false'"
 NEAR: Final = 24
-"""Characters of the formula that a message shows on each side of the error."""
+"""Number of characters of a formula that a message shows on each side of the error."""
 
 GRAMMAR: Final = r"""
 ?start: either
@@ -42,7 +42,7 @@ _AND: /&(?!&)/
 _OR: /\|(?!\|)/
 %ignore /[ \t\r\n\f\v]+/
 """
-"""``&&`` and ``||`` are no tokens at all, not an operator twice; ``in`` is a reserved word, not a tag."""
+"""``&&`` and ``||`` are no tokens, rather than two operators; ``in`` is a reserved word, not a tag."""
 
 _TAG: Final = re.compile(r"(?!in\Z)[A-Za-z_][A-Za-z0-9_/\-.:]*\Z")
 TAG_RULE: Final = (
@@ -51,21 +51,21 @@ TAG_RULE: Final = (
 )
 
 _INVALID = re.compile(r"in|&+|\|+|[0-9]+|[=<>+*^~-]+|%[A-Za-z]*|.", re.DOTALL)
-"""Text that a message quotes where no token begins."""
+"""Matches the text that a message quotes if no token begins at that place."""
 
 
 def is_tag(text: str) -> bool:
-    """Return whether a formula can name a tag."""
+    """Return whether a formula can contain this text as a tag."""
     return _TAG.match(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class NodesFilter:
-    """A parsed formula; equal to another one of the same ``text``. Made by ``parse_nodes_filter``."""
+    """A parsed formula, made by ``parse_nodes_filter``. Two formulas are equal if their ``text`` is."""
 
     text: str
     _postfix: tuple[str, ...] = field(compare=False, repr=False)
-    """Operands before their operator; empty: true for every node."""
+    """Tags, literals and operators; operands precede their operator. Empty if the formula is true for every node."""
 
     @property
     def tags(self) -> frozenset[str]:
@@ -77,11 +77,11 @@ class NodesFilter:
         return len(self._postfix)
 
     def matches(self, tags: Collection[str]) -> bool:
-        """Return whether a node with ``tags``, including its own address, matches; a tag that it lacks is false."""
+        """Return whether a node matches. ``tags``: the node's tags and address; a tag that is missing is false."""
         return bool(self._evaluate(1, lambda tag: tag in tags))
 
     def select(self, tags: Sequence[frozenset[str]]) -> list[bool]:
-        """``matches`` for many nodes: the formula is evaluated once, each step for all nodes as bits of a number."""
+        """Return ``matches`` of many nodes. The formula is evaluated once, for all nodes as the bits of a number."""
         named = {tag: bytearray(len(tags) // 8 + 1) for tag in self.tags}
         known = frozenset(named)
         for number, each in enumerate(tags):
@@ -92,7 +92,7 @@ class NodesFilter:
         return [digit == "1" for digit in f"{found:0{len(tags)}b}"[::-1]] if tags else []
 
     def _evaluate(self, everyone: int, having: Callable[[str], int]) -> int:
-        """Return the nodes that the formula is true for, as bits; ``having``: nodes with each tag."""
+        """Return the nodes for which the formula is true, as bits. ``having``: returns the nodes that have a tag."""
         stack = [0 if self._postfix else everyone]
         for step in self._postfix:
             if step == "!":
@@ -108,7 +108,7 @@ class NodesFilter:
 
 
 def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
-    """Parse a formula; an empty or blank one is true for every node. ``option``: its name in errors.
+    """Parse a formula; an empty or blank formula is true for every node. ``option``: name of the formula in errors.
 
     Raises ConfigError with the unexpected text, its column (in characters, from 1), and what is expected.
     """
@@ -120,7 +120,7 @@ def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
     if not text.strip(" \t\r\n\f\v"):
         return NodesFilter(text, ())
     try:
-        # The transformer runs while the parser reduces: the result is its list, not a tree.
+        # The transformer runs inside the parser: the result is the list of the transformer, no tree.
         postfix = _parser().parse(text)
     except UnexpectedCharacters as error:
         raise _explain_characters(option, text, error.pos_in_stream or 0) from None
@@ -131,7 +131,7 @@ def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
 
 @functools.lru_cache(maxsize=1024)
 def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
-    """Parse a ``scheduling_tag_filter``; cached, since each change of a tree checks all. Raises ConfigError."""
+    """Parse a ``scheduling_tag_filter``, with a cache: each change of a tree checks all. Raises ConfigError."""
     parsed = parse_nodes_filter(text, option)
     if parsed.token_count > MAX_TOKENS:
         raise ConfigError(
@@ -143,13 +143,13 @@ def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
 
 @functools.lru_cache(maxsize=1024)
 def read_filter(text: str) -> NodesFilter:
-    """Cached ``parse_nodes_filter``: most changes of a tree leave its filters unchanged."""
+    """Call ``parse_nodes_filter`` with a cache: most changes of a tree do not change its filters."""
     return parse_nodes_filter(text)
 
 
 @v_args(inline=True)
 class _ToPostfix(Transformer[Token, list[str]]):
-    """Each rule's list is appended to its left operand's, so that a long formula is not copied at every operator."""
+    """Makes the postfix list. Each rule appends to its left operand's list: operators do not copy a long formula."""
 
     def operand(self, token: Token) -> list[str]:
         return [str(token)]

@@ -1,6 +1,6 @@
-"""Operations: specifications as users write them, commands, and the effects of a job's end.
+"""Operations: specifications as users write them, commands, and the effects of the end of a job.
 
-semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to records.
+The functions are pure: they turn records into records. See semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ MAX_TASKS: Final = 100
 MAX_FAILED_JOB_COUNT: Final = 10_000
 MAX_ANNOTATIONS_BYTES: Final = 10_240
 MAX_MEMORY_LIMIT: Final = 2**44
-"""16 TiB."""
+"""Bytes: 16 TiB."""
 LEAST_JOB_TIME_LIMIT: Final = 1000.0
 """Milliseconds."""
 MAX_OPTIONS: Final = 500
-"""Most options in a specification and in each of its tasks, known or not: all are read in the event loop."""
+"""Maximum number of options, known or unknown, in a specification and in each task: the event loop reads them all."""
 MAX_TEXT: Final = 65_536
 LEAST_SHARE: Final = 1e-6
-"""Smallest fraction of ``memory_limit`` that an option may set."""
+"""Minimum fraction of ``memory_limit`` that an option may set."""
 MAX_PATH: Final = 4095
 MAX_NAMED: Final = 20
 MAX_SHOWN: Final = 80
-"""Most unknown options that warnings name, and most characters of each."""
+"""Maximum number of unknown options that warnings name, and maximum number of characters of each name."""
 MAX_COUNTED: Final = 1000
-"""Most unknown options counted for the warnings, each time that an operation is shown."""
+"""Maximum number of unknown options that are counted for the warnings whenever an operation is shown."""
 
 MAX_TASK_BYTES: Final = 262_144
-"""Most UTF-8 bytes of a task's command, environment and working_directory together: each start contains them."""
+"""Maximum UTF-8 bytes of a task's command, environment and working_directory in total: each start has them all."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
-"""Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
+"""Options for all trees of an operation or, in ``scheduling_options_per_pool_tree``, for one tree (2.5)."""
 
 ACL: Final = "acl"
 ANNOTATIONS: Final = "annotations"
 MAX_ANNOTATION_BYTES: Final = 10_240
 SHELLS: Final = "options_per_job_shell"
 MEANT_FOR_YTSAURUS: Final = frozenset({"controller_agent_tag", "enable_detailed_logs"})
-"""Parameters of a live operation without a meaning here."""
+"""Parameters of a live operation that only YTsaurus uses."""
 UNENFORCED: Final = ("owners", "aco_name")
-"""Also refused in parameters, since they would not be enforced."""
+"""Options that are refused in a specification and in parameters, since they would not be enforced."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
@@ -102,13 +102,13 @@ class AbortOperation(_Command, frozen=True, tag="abort_operation"):
 
 
 class CompleteOperation(_Command, frozen=True, tag="complete_operation"):
-    """End the operation as completed, whatever work is left."""
+    """End the operation as completed, even if work is left."""
 
     operation_id: str
 
 
 class SuspendOperation(_Command, frozen=True, tag="suspend_operation"):
-    """Start no more jobs of the operation; running ones stay unless ``abort_running_jobs``."""
+    """Start no more jobs of the operation. Running jobs continue unless ``abort_running_jobs``."""
 
     operation_id: str
     abort_running_jobs: bool = False
@@ -121,16 +121,16 @@ class ResumeOperation(_Command, frozen=True, tag="resume_operation"):
 
 
 class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
-    """Change pool, weight and the other options of a live operation, for all of its trees or for each (3.5)."""
+    """Change options of a live operation, such as pool and weight, for all of its trees or for single ones (3.5)."""
 
     operation_id: str
     parameters: dict[str, Any]
 
 
 class AbortJob(_Command, frozen=True, tag="abort_job"):
-    """Stop a job, which is then started again; ``interrupt_timeout`` (milliseconds) is its time to end.
+    """Stop a job, which is then started again. ``interrupt_timeout``: milliseconds that the job has to end.
 
-    ``operation_id`` "": the operation that has the job.
+    ``operation_id``: "" for the operation to which the job belongs.
     """
 
     job_id: str
@@ -146,7 +146,7 @@ class AbandonJob(_Command, frozen=True, tag="abandon_job"):
 
 
 class PatchOperation(_Command, frozen=True, tag="patch_operation_spec"):
-    """Change the specification of a live operation by all of ``patches`` or none: maps of ``path`` and ``value``."""
+    """Change the specification of a live operation. ``patches``: maps of ``path`` and ``value``; all apply or none."""
 
     operation_id: str
     patches: list[Any]
@@ -168,8 +168,8 @@ OperationCommand = (
 class ParsedSpecification(OperationFacts, frozen=True):
     """A specification, read and checked, before its pools are chosen.
 
-    ``trees`` None: not given, which means the default tree. ``options`` by tree, "" for all of them: names of
-    ``TREE_OPTIONS`` and ``pool`` to values.
+    ``trees``: None if not specified, which means the default tree. ``options``: tree ("" for all trees) -> name of an
+    option (of ``TREE_OPTIONS``, or ``pool``) -> value.
     """
 
     tasks: tuple[Task, ...]
@@ -177,9 +177,9 @@ class ParsedSpecification(OperationFacts, frozen=True):
     options: dict[str, dict[str, Any]]
     acl: tuple[AccessEntry, ...]
     schedule_in_single_tree: bool
-    """Whether one of the trees is chosen at its start (2.5)."""
+    """Whether one of the trees is chosen when the operation starts (2.5)."""
     secrets: dict[str, str]
-    """Variables of each job that are stored apart from the specification (12.6)."""
+    """Environment variables of each job that are not stored in the specification, but apart from it (12.6)."""
 
 
 ROOT_OPTIONS: Final = honoured("root")
@@ -191,8 +191,8 @@ def read_spec(
     read_monitor: Callable[[object], dict[str, Any]],
     default_memory_limit: Callable[[tuple[str, ...] | None], int] = lambda _: 0,
 ) -> ParsedSpecification:
-    """Read and check a specification. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``
-    returns the bytes of tasks that set none, by ``trees``. Raises CommandError."""
+    """Read and check a specification. ``read_monitor``: checks its section ``job_cpu_monitor``.
+    ``default_memory_limit``: returns, by ``trees``, the bytes of tasks that set no limit. Raises CommandError."""
     shown = without_vault(spec)
     secrets = {} if shown is spec else read_vault(spec)
     table = _normalise(shown, "spec")
@@ -235,16 +235,16 @@ def read_spec(
 
 
 Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
-"""``trees`` and ``options`` of a Specification."""
+"""``trees`` and ``options`` of a ParsedSpecification."""
 
 
 def read_places(spec: Mapping[str, Any]) -> Places:
-    """Read the trees and pools of a specification, a part of ``read_spec``."""
+    """Read the trees and pools of a specification, as a part of ``read_spec``."""
     return _read_places(_normalise(spec, "spec"))
 
 
 def list_erased_trees(record: OperationRecord) -> list[str]:
-    """Return the trees that a specification names and in which its operation does not run, or no longer."""
+    """Return the trees that a specification names, but to which its operation does not belong, or no longer belongs."""
     with contextlib.suppress(CommandError):
         return [name for name in read_places(without_vault(record.spec))[0] or () if name not in record.trees]
     return []
@@ -254,7 +254,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
     shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
     trees, tentative = table.get("pool_trees"), table.get("tentative_pool_trees")
     if isinstance(tentative, list):
-        # It does not run there, so warnings about these trees are not warnings about its own.
+        # The operation does not run in tentative trees: their options must cause no warnings.
         per_tree = {tree: given for tree, given in per_tree.items() if tree not in tentative or tree in (trees or ())}
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
@@ -272,7 +272,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
 
 
 def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Any, str]]:
-    """Return options without effect that a user should know of: place, key, value, reason."""
+    """Yield (place, key, value, reason) of each option without effect that a user should know of."""
     spec = without_vault(spec)
     for key, value, reason in find_idle("root", spec):
         yield (), key, value, reason
@@ -286,11 +286,11 @@ def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, 
 
 
 _PARTS: Final[Mapping[str, Place]] = {"tasks": "task", "scheduling_options_per_pool_tree": "tree"}
-"""Options at the root that contain further options, by name of a task or tree."""
+"""Options at the root that contain further options of tasks or trees, by the name of the task or tree."""
 
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without effect that a user should know of, as given."""
+    """Return the options without effect that a user should know of, in the user's spelling."""
     found: dict[str, Any] = {}
     for place, key, value, _ in _list_idle(spec):
         inside = found
@@ -301,7 +301,7 @@ def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each of ``find_unrecognized``, with the reason or a similar option."""
+    """Return a sentence for each option of ``find_unrecognized``, with the reason or a similar option."""
     found = ((place, key, reason) for place, key, _, reason in _list_idle(spec))
     idle = list(itertools.islice(found, MAX_COUNTED))
     sentences = [_describe_idle(*each) for each in sorted(idle)[:MAX_NAMED]]
@@ -337,14 +337,14 @@ def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
 
 
 def _check_annotations(value: object) -> None:
-    """Check annotations, which are kept and shown unchanged: a map of at most MAX_ANNOTATIONS_BYTES of text YSON."""
+    """Check that annotations are a map of at most MAX_ANNOTATIONS_BYTES as text YSON; they are kept unchanged."""
     where = "spec/annotations"
     if value is None:
         return
     try:
         size = len(write_yson(_table(value, where)))
     except UnicodeEncodeError:
-        return  # invalid Unicode is refused when it is stored
+        return  # the store refuses invalid Unicode
     except RecursionError:
         raise _refuse(where, "are nested too deep") from None
     if size > MAX_ANNOTATIONS_BYTES:
@@ -361,7 +361,7 @@ def _read_alias(value: object) -> str:
 
 
 def _duration(value: object, where: str, least: float = 1.0) -> float | None:
-    """Milliseconds, None for no limit."""
+    """Read a time. Returns milliseconds, None for no limit. Raises CommandError."""
     if value is None:
         return None
     milliseconds = to_milliseconds(value)
@@ -374,7 +374,7 @@ def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]
     try:
         return read_monitor(given)
     except CommandError as error:
-        # This reader is the agent's: it names the option only in its message.
+        # The agent's reader raised this error, which names the option only in its message.
         named = _MONITOR_OPTION.search(str(error))
         option = "" if named is None else "/" + named[1].replace("-", "_")
         raise name_field(error, f"job_cpu_monitor{option}") from None
@@ -384,7 +384,7 @@ _MONITOR_OPTION: Final = re.compile(r"\bjob[-_]cpu[-_]monitor[./]([A-Za-z_-]+)")
 
 
 def _refuse(where: str, what: str) -> CommandError:
-    """Return the refusal of the value at ``where`` in a specification or in parameters."""
+    """Return the error that refuses the value at ``where`` in a specification or in parameters."""
     field = _field_of(where)
     return CommandError(f"{where}: {what}", attributes={FIELD: field} if field else {})
 
@@ -395,7 +395,7 @@ def _field_of(where: str) -> str:
 
 
 def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return names with underscores and without aliases; two spellings of one option are an error (0.2)."""
+    """Return ``table`` with canonical names that have underscores. Two spellings of one option are an error (0.2)."""
     if len(table) > MAX_OPTIONS:
         what = f"{len(table)} options, at most {MAX_OPTIONS} are allowed; put your own data into annotations"
         raise _refuse(where, what)
@@ -422,7 +422,7 @@ _RESETS: Final = {field.name: field.default for field in msgspec.structs.fields(
 
 
 def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``TREE_OPTIONS`` and ``pool`` in ``given``, checked by their type; None resets one."""
+    """Return ``pool`` and the options of ``TREE_OPTIONS`` in ``given``, checked by type. None resets an option."""
     options: dict[str, Any] = {}
     for name, value in given.items():
         if name == "pool":
@@ -449,7 +449,7 @@ def _check_filter(text: str, where: str) -> None:
 
 
 def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = False) -> dict[str, dict[str, Any]]:
-    """Read ``scheduling_options_per_pool_tree``: options of each named tree; ``strict`` refuses unknown ones."""
+    """Read ``scheduling_options_per_pool_tree``: tree -> its options. ``strict``: unknown options are refused."""
     where = f"{inside}/scheduling_options_per_pool_tree"
     options = {}
     for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
@@ -463,7 +463,7 @@ def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = Fals
 
 
 def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_memory_limit: int) -> tuple[Task, ...]:
-    """Read tasks. ``secrets``: variables of each job besides those of its task."""
+    """Read tasks. ``secrets``: environment variables that each job has in addition to those of its task."""
     tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
     if not tasks:
         raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
@@ -511,7 +511,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     gang = _read_gang(task, where)
     interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
-    # Most tasks have few of them.
+    # Only the options that a task has are read: most tasks have few.
     options = {option: _READERS[option](task[option], f"{where}/{option}") for option in task if option in _READERS}
     options.setdefault("memory_limit", default_memory_limit)
     if interrupts:
@@ -529,7 +529,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
 
 
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Tasks with the root's policy where they have none. Raises CommandError for a policy that cannot be followed."""
+    """Give tasks without a retry policy that of the root. Raises CommandError for a policy that cannot be followed."""
     shared = _policy(table.get(retries.RETRY_POLICY), f"spec/{retries.RETRY_POLICY}")
     if shared is not None:
         tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)
@@ -546,7 +546,7 @@ def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[T
 
 
 def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
-    """Read ``gang_options`` of a task, None without. Raises CommandError."""
+    """Read ``gang_options`` of a task; None if it has none. Raises CommandError."""
     given, where = task.get("gang_options"), f"{inside}/gang_options"
     if given is None:
         return None
@@ -568,7 +568,7 @@ _SIGNALS: Final = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
 
 
 def _read_signal(value: object, where: str) -> str:
-    """Read the name of a signal that a process can handle, "" for none."""
+    """Read the name of a signal that a process can handle; "" if there is none. Raises CommandError."""
     if value is None:
         return ""
     if value not in _SIGNALS:
@@ -585,12 +585,12 @@ def _check_size(
     secrets: Mapping[str, str],
     where: str,
 ) -> None:
-    """Check the size of texts that each start of a job sends to its node. Raises CommandError."""
+    """Check the total size of the texts that are sent to a node with each start of a job. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
     texts = (*words, *environment.keys(), *environment.values(), working_directory, *secrets, *secrets.values())
     if 4 * sum(map(len, texts)) <= MAX_TASK_BYTES:
         return
-    # Invalid Unicode is refused when it is stored.
+    # Invalid Unicode must not raise here: the store refuses it.
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if size > MAX_TASK_BYTES:
         told = ", with the variables of secure_vault," if secrets else ""
@@ -622,7 +622,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def _read_directory(value: object, where: str) -> str:
-    """Read a directory on the nodes, "" for none. Raises CommandError."""
+    """Read the path of a directory on the nodes; "" if there is none. Raises CommandError."""
     path = _word(value, where, MAX_PATH)
     if path and not path.startswith("/"):
         raise _refuse(where, f"expected an absolute path such as /srv/data, got {path!r}")
@@ -679,7 +679,7 @@ def _integer(value: object, where: str, least: int, most: int) -> int:
 
 
 def _bounded(read: Callable[..., Any], *bounds: float, optional: bool = False) -> Callable[[object, str], Any]:
-    """Make a reader of a value and its place in a specification; an ``optional`` one may be an entity (``#``)."""
+    """Make a reader of a value and its place in a specification. ``optional``: an entity (``#``) is also accepted."""
     return lambda value, where: None if optional and value is None else read(value, where, *bounds)
 
 
@@ -719,7 +719,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "user_job_resource_overdraft_memory_multiplier": _bounded(_number, 10.0, 1.0, optional=True),
     "ignore_memory_reserve_factor_less_than_one": _flag,
 }
-"""Options of a task that can be checked by their value alone."""
+"""Options of a task that can be checked without other options -> reader of the value."""
 
 
 def _kind(value: object) -> str:
@@ -728,7 +728,7 @@ def _kind(value: object) -> str:
 
 
 def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
-    """Return the options of one tree: its own, else those for all trees (2.5); ``pool`` is the resolved one."""
+    """Return the options of one tree: its own, else those for all trees (2.5). ``pool``: the pool that was chosen."""
     return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
 
 
@@ -745,7 +745,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the annotations in ``update_operation_parameters``, None if it does not change them."""
+    """Return the annotations in ``update_operation_parameters``; None if they do not change."""
     value = _normalise(parameters, "parameters").get(ANNOTATIONS)
     if value is None:
         return None
@@ -758,13 +758,13 @@ def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:
-    """Return the access list in ``update_operation_parameters``, None if it has none."""
+    """Return the access list in ``update_operation_parameters``; None if it does not change."""
     table = _normalise(parameters, "parameters")
     return _read_acl(table, "parameters") if ACL in table else None
 
 
 def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:
-    """Return task -> jobs still to be started; ``active`` as in ``Operation.active``."""
+    """Return task -> number of jobs still to be started. ``active``: as ``Operation.active``."""
     if record.is_finished:
         return {}
     needed: dict[str, int] = {}
@@ -776,7 +776,8 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
 
 
 def count_left(record: OperationRecord, task: Task, active: int) -> int:
-    """Return how many jobs of a task are still to be started, 0 or less for none; ``active`` as in ``needed_jobs``."""
+    """Return how many jobs of a task are still to be started; 0 or less if there are none. ``active``: number of its
+    active jobs."""
     counts = record.counts.get(task.name)
     if counts is None:
         return task.job_count - active
@@ -786,7 +787,7 @@ def count_left(record: OperationRecord, task: Task, active: int) -> int:
 
 
 def starts_again(task: Task | None, job: JobRecord) -> bool:
-    """Return whether the operation lost a completed, not abandoned job and needs it again."""
+    """Return whether a completed job must be started again. A job that a user abandoned need not be."""
     if task is None or job.state != "completed" or job.exit_code is None:
         return False
     return task.restart_completed_jobs or job.exit_code == task.restart_exit_code
@@ -806,9 +807,9 @@ def count_job(
 ) -> OperationRecord:
     """Return the record after a job ended: completed, failed, aborted or lost (3.6).
 
-    If all jobs completed, the operation is completed. With ``max_failed_job_count`` failed jobs, or one that must not
-    be started again, it failed. A failure that the retry policy of ``terms`` retries does not count (3.9).
-    ``blames_node``: the failure does not count as long as no other node confirms it (2.14).
+    If all jobs have completed, the operation is completed. If ``max_failed_job_count`` jobs have failed, or a job ended
+    that must not be started again, the operation fails. A failure that the retry policy in ``terms`` retries does not
+    count (3.9). ``blames_node``: the failure does not count until a different node confirms it (2.14).
     """
     if record.is_finished:
         return record
@@ -816,7 +817,7 @@ def count_job(
     is_again = starts_again(task, job)
     counts, state = record.counts.get(job.task, JobCounts()), "lost" if is_again else job.state
     if job.incarnation != record.incarnation and state != "lost":
-        state = "aborted"  # its work is done again in any case
+        state = "aborted"  # an earlier incarnation: its work is done again
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     if state == "aborted":
         record = _note_aborted(record, failures.find_abort_reason(job))
@@ -860,7 +861,7 @@ def fail_by_jobs(
     stopped: Mapping[str, int] = MappingProxyType({}),
     why: str = "",
 ) -> OperationRecord:
-    """Return the record of an operation with too many failed jobs; ``why`` the last one was not started again."""
+    """Return the record of an operation with too many failed jobs. ``why``: why ``last`` was not started again."""
     failure, error = failures.too_many_failed(record, last)
     error = f"{error}; {why}" if why else error
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
@@ -878,7 +879,7 @@ def finish(
     error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),
 ) -> OperationRecord:
-    """Return the record of an operation that has ended; ``stopped``: task -> its jobs that this stops."""
+    """Return the record of an operation that ends. ``stopped``: task -> number of its jobs that are stopped by that."""
     counts = dict(record.counts)
     for task, number in stopped.items():
         if number:
@@ -895,7 +896,8 @@ def _fail(record: OperationRecord, now: float, failure: EndError, error: str) ->
 def cut_short(
     record: OperationRecord, now: float, needed: Mapping[str, int], stopped: Mapping[str, int]
 ) -> OperationRecord:
-    """Return the record of an operation with ``fail_on_job_restart`` that was only partly started before a restart."""
+    """Return the record of an operation with ``fail_on_job_restart`` that fails: before a restart of the scheduler only
+    some of its jobs were started."""
     missing = sum(needed.get(task.name, 0) for task in record.tasks if task.fail_on_job_restart)
     failure, error = failures.lost_by_restart(missing)
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
@@ -905,13 +907,13 @@ def is_cut_short(record: OperationRecord, needed: Mapping[str, int], active: Map
     """Return whether some jobs of tasks with ``fail_on_job_restart`` have been started, and others have not."""
     names = [task.name for task in record.tasks if task.fail_on_job_restart]
     ended = [record.counts[name] for name in names if name in record.counts]
-    # Aborted jobs had not begun: otherwise the operation would have failed.
+    # Aborted jobs had not begun to run; if they had, the operation would have failed.
     has_begun = any(active.get(name, 0) for name in names) or any(each.completed or each.lost for each in ended)
     return has_begun and any(needed.get(name, 0) for name in names)
 
 
 def deadline(record: OperationRecord) -> float | None:
-    """Return when a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
+    """Return when a live operation fails by its ``time_limit`` (counted from its start), in seconds since 1970."""
     return None if record.time_limit is None else record.start_time + record.time_limit / 1e3
 
 
@@ -923,7 +925,7 @@ def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int])
 
 
 def fail_unmatched(record: OperationRecord, now: float, filters: str) -> OperationRecord:
-    """Return the record of an operation to which ``filters`` leave no node."""
+    """Return the record of an operation that fails because no online node matches its ``filters``."""
     failure = failures.no_node_fits(filters)
     return _fail(record, now, failure, failure.message)
 
@@ -934,7 +936,7 @@ def activate(record: OperationRecord, tree: str) -> OperationRecord:
 
 
 def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) -> OperationRecord:
-    """Return the record without removed trees; aborted if none is left (2.3)."""
+    """Return the record without trees that are not in ``trees``. If no tree is left, the operation is aborted (2.3)."""
     left = {name: options for name, options in record.trees.items() if name in trees}
     if len(left) == len(record.trees):
         return record

@@ -26,22 +26,22 @@ class PreemptionRules:
     fair_share_timeout_limit_s: float
     min_share_timeout_limit_s: float
     aggressive_starvation: bool
-    """Own flag or that of any ancestor (6.8)."""
+    """Whether the element or any ancestor enables aggressive starvation (6.8)."""
     aggressive_preemption: bool
     non_preemptible_threshold: Vector | None
-    """Infinite for resources that the option does not name; None protects nothing (6.4)."""
+    """Threshold by resource, infinite for resources that the option omits. None protects no jobs (6.4)."""
     min_run_time_s: float
     max_min_run_time_s: float
     """The tree's upper bound of ``min_run_time_s``."""
     says_min_share: bool = True
-    """Whether an element on the path sets ``min_share_preemption_timeout``; else the fair-share time-out is used."""
+    """Whether an element on the path sets ``min_share_preemption_timeout``. If not, the fair-share time-out applies."""
 
 
 def root_rules(settings: TreeSettings) -> PreemptionRules:
     """Return the rules of the root: the tree's options (6.2).
 
-    A limit that is not set is the tree's own value of the limited option; ``min_share_preemption_timeout`` that is not
-    set is the fair-share time-out.
+    If a limit is not set, it is the tree's own value of the option that it limits. If ``min_share_preemption_timeout``
+    is not set, it is the fair-share time-out.
     """
     tolerance = settings.fair_share_starvation_tolerance
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0
@@ -65,10 +65,10 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
 
 
 def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRules:
-    """Return the rules of a pool: its own values, else its parent's, within the limits of the path (6.2).
+    """Return the rules of a pool: its own values, else those of its parent, within the limits on the path (6.2).
 
-    The tolerance is at most the smallest tolerance limit on the path, each time-out at least the largest limit of its
-    kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
+    The tolerance is at most the smallest tolerance limit on the path. Each time-out is at least the largest limit for
+    it on the path. A pool cannot switch off ``enable_aggressive_starvation`` of a pool above.
     """
     if _inherited(settings) == _NOTHING:
         return parent
@@ -104,9 +104,9 @@ _NOTHING: Final = (None,) * len(PreemptionSettings.__struct_fields__)
 def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> PreemptionRules:
     """Return the rules of an operation: its pool's, or its own values where these make it less privileged (6.2).
 
-    Less privileged means a smaller tolerance, longer time-outs, a smaller non-preemptible threshold in each resource. A
-    pool without a threshold protects nothing, and an operation cannot change that. Its ``min_run_time`` is its own,
-    within the tree's bound.
+    Less privileged means: a smaller tolerance, longer time-outs, a smaller non-preemptible threshold in each resource.
+    A pool without a threshold protects no jobs, and an operation cannot change that. An operation's ``min_run_time``
+    applies up to the tree's bound.
     """
     fair_share_s = max(pool.fair_share_timeout_s, _seconds(options.fair_share_starvation_timeout, 0.0))
     min_share_s = pool.min_share_timeout_s
@@ -121,7 +121,7 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     run_s = min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s)
     own = (tolerance, fair_share_s, min_share_s, threshold, run_s)
     if own == _operations(pool):
-        return pool  # one object for all operations of the pool without own values
+        return pool  # one object for all operations without values of their own
     return replace(
         pool,
         tolerance=tolerance,
@@ -135,11 +135,11 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
 _operations: Final = attrgetter(
     "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold", "min_run_time_s"
 )
-"""Return the values in which an operation may differ from its pool."""
+"""Returns the values in which an operation's rules may differ from those of its pool."""
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
-    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in ``rules``."""
+    """Return (name, own value, value in ``rules``) of the options of ``LIMIT_OF`` that a pool or operation sets."""
     holding = (
         rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance, rules.min_run_time_s * 1e3,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRule
 
 
 def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
-    """Describe a pool's own options that a limit of its path restricts; ``rules`` are the pool's (6.2)."""
+    """Describe a pool's own options that a limit on its path restricts. ``rules``: those of the pool (6.2)."""
     return [
         f"{where}: {name} {own:.10g} is limited to {effective:.10g} by a pool or the tree above it; "
         f"change {LIMIT_OF[name]} there"

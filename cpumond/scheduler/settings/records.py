@@ -1,4 +1,4 @@
-"""Converts a configuration to the store's records, and back."""
+"""Converts a configuration to records of the store, and such records to a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
 def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
-    """Return a tree without its pools as a dictionary for JSON; for a pool, the fields that it shares with a tree."""
+    """Return a tree without its pools as a dictionary for JSON. For a pool it has the fields that trees have, too."""
     return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 
@@ -34,9 +34,9 @@ def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
 
 
 def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
-    """Return what to write, and with None what to delete, so that the records of ``old`` become those of ``new``.
+    """Return the records to write (None: to delete) that turn the records of ``old`` into those of ``new``.
 
-    Objects are compared by identity, so each pool of a changed tree costs one look-up.
+    Objects are compared by identity; therefore each pool of a changed tree costs only one look-up.
     """
     changes: list[tuple[RecordKind, str, dict[str, Any] | None]] = []
     if old.default_tree != new.default_tree:
@@ -99,13 +99,13 @@ _MADE_OPTIONS: Final[Mapping[Kind, Mapping[str, Callable[[object], bool]]]] = {
     "pool": {"owner": _is_text, TAG_FILTER: _is_tag_filter, RETRY_POLICY: _is_policy},
     "tree": {"owner": _is_text, "acl_required": lambda value: isinstance(value, bool)},
 }
-"""Options that an earlier version kept as attributes without meaning -> check whether a value is valid now."""
+"""Option that an earlier version kept as an attribute without meaning -> check whether its value is valid now."""
 _Record = TypeVar("_Record", bound=_TreeRecord)
 
 
 def _readable(kind: Kind, record: _Record) -> _Record:
-    """Drop attributes that an earlier version kept without meaning, and that are now invalid values of an option, or
-    another name of one that is set."""
+    """Drop attributes that an earlier version kept without meaning and that are options now, if their value is invalid
+    or the option is also set under its canonical name."""
     made, kept = _MADE_OPTIONS[kind], {}
     for name, value in record.attributes.items():
         canonical = canonical_name(kind, name)
@@ -117,7 +117,7 @@ def _readable(kind: Kind, record: _Record) -> _Record:
 
 @contextlib.contextmanager
 def _stored(where: str) -> Iterator[None]:
-    """Raise errors from inside as a StateFileError about the record ``where``."""
+    """Turn errors that are raised inside the context into a StateFileError about the record ``where``."""
     try:
         yield
     except (CommandError, msgspec.ValidationError) as error:
@@ -125,7 +125,7 @@ def _stored(where: str) -> Iterator[None]:
 
 
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
-    """Return the configuration of stored records, in any order, equal to the one that they were made of.
+    """Return the configuration from which stored records were made; the records may be in any order.
 
     Rules between attributes are not checked: a configuration that was accepted once stays in force. Raises
     StateFileError.

@@ -1,7 +1,7 @@
-"""Retry policies by kind of failure: their rules, and the rule for the end of a job; pure (semantics.md 3.9).
+"""Retry policies: rules by kind of failure, and the choice of the rule when a job ends; pure (semantics.md 3.9).
 
-A rule is a text, in specifications, options of pools and on the command line: ``KINDS:TIMES[,OPTION=VALUE...]`` or
-``KINDS:fail``. The first rule that fits decides. Its retries are kept in the operation's record, by the rule's text.
+A rule is text in specifications, in options of pools and on the command line: ``KINDS:TIMES[,OPTION=VALUE...]`` or
+``KINDS:fail``. The first rule that fits decides. The operation's record counts the retries by the text of the rule.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_RULES: Final = 20
 MAX_TEXT: Final = 200
 MAX_TIMES: Final = 10_000
 PER_OPERATION: Final = 1000
-"""Default of a rule's retries in one operation; each one in progress is in the record."""
+"""Default maximum number of a rule's retries in one operation; the record contains each retry in progress."""
 MAX_DELAY_S: Final = 7 * 86_400.0
 MAX_GROWTH: Final = 16.0
 MAX_NOTES: Final = 10
-"""Most failures of an operation that are shown with their rule."""
+"""Maximum number of failures of an operation that are shown with the rule that decided."""
 EXAMPLE: Final = "oom:3,memory_growth=1.5"
 KINDS: Final = {
     "exit": "exit code",
@@ -42,24 +42,24 @@ KINDS: Final = {
     "time_limit": "job_time_limit exceeded",
 }
 _NUMBERED: Final = {"exit": (0, 255, "1-128"), "signal": (128, 64, "1-64")}
-"""Offset of a number to its exit code, the highest number, and the numbers of a rule that names none: exit codes above
-128 are signals."""
+"""Kind -> (number to add to get the exit code, highest number, numbers of a rule without numbers). Exit codes above 128
+are signals."""
 _KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
 NO_NOTE: Final = RetryNote("", "", -1, 0.0, "", "", "none")
-"""Result if no rule fits."""
+"""Result of ``decide`` if no rule fits."""
 
 
 class Rule(NamedTuple):
-    """One rule. ``kinds``: as from ``find_kind``, with the lowest and the highest exit code. Times in seconds."""
+    """One rule. ``kinds``: each a kind of ``find_kind``, the lowest and the highest exit code. Times are seconds."""
 
     text: str
     kinds: tuple[tuple[str, int, int], ...]
     fails: bool = False
-    """Whether the operation fails at once."""
+    """Whether the rule makes the operation fail at once."""
     times: int = 0
-    """Retries of one job; for a gang, of all its jobs together."""
+    """Maximum number of retries of one job or, for a gang, of all its jobs together."""
     per_operation: int = PER_OPERATION
     delay_s: float = 0.0
     delay_growth: float = 1.0
@@ -68,8 +68,8 @@ class Rule(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The policy for a job that ended; number of jobs of its operation that have been ``started``; most bytes that a
-    job may request after it, and the bound in words."""
+    """Policy for a job that ended. ``started``: number of jobs of its operation that were started so far.
+    ``most_memory``: maximum bytes that its replacement may request; ``bound``: the reason in words."""
 
     rules: tuple[Rule, ...] = ()
     started: int = 0
@@ -176,7 +176,7 @@ def check_policy(policy: Iterable[str]) -> None:
 
 
 def find_kind(job: JobRecord) -> tuple[str, int]:
-    """Return the kind of failure that ended a job, "" if a rule cannot name it, and its exit code if that is the only
+    """Return the kind of failure that ended a job ("" if rules cannot name it), and the exit code, if that is the only
     cause."""
     if job.state == "lost":
         return "node_lost", 0
@@ -196,7 +196,7 @@ def is_for_preempted(policy: Iterable[str]) -> bool:
 
 
 def find_delay_s(rule: Rule, times: int) -> float:
-    """Return how long the replacement of a job waits that the rule has started again ``times`` times before."""
+    """Return how many seconds a job's replacement waits. ``times``: how often the rule started the job again before."""
     try:
         return min(rule.delay_s * rule.delay_growth**times, rule.max_delay_s)
     except OverflowError:
@@ -204,7 +204,7 @@ def find_delay_s(rule: Rule, times: int) -> float:
 
 
 def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote:
-    """The policy's decision about the end of a job; NO_NOTE if no rule fits, which is as if there were no policy."""
+    """Return the policy's decision about the end of a job. NO_NOTE: no rule fits, as if there were no policy."""
     kind, code = find_kind(job)
     is_gang = record.starts_whole
     fitting = (
@@ -225,7 +225,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
         0 <= job.job_index < each.started and each.outcome == "retried" and each.rule == rule.text
         for each in record.retried.notes
     ):
-        is_counted, times = False, times - 1  # it was started before its gang was to start again: they start together
+        is_counted, times = False, times - 1  # its gang was to start again already
     elif times >= rule.times:
         why = f"{'its gang' if is_gang else 'the job'} was started again {times} of {rule.times} times"
     elif total >= rule.per_operation:
@@ -252,7 +252,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
 def follow_end(
     record: OperationRecord, task: Task | None, job: JobRecord, terms: Terms, now: float, *, is_done: bool
 ) -> tuple[OperationRecord, RetryNote]:
-    """Return the record after the end of a job, with its policy's decision. ``is_done``: its work is done."""
+    """Return the record after the end of a job, and the policy's decision. ``is_done``: the job's work is done."""
     retried = record.retried
     if task is None or not (terms.rules or retried.places):
         return record, NO_NOTE
@@ -265,7 +265,7 @@ def follow_end(
         after.pop(job.cookie, None)
     elif note.outcome == "retried":
         used = {} if before is None else {**before.used}
-        used[note.rule] = used.pop(note.rule, 0) + note.is_counted  # moved to the end
+        used[note.rule] = used.pop(note.rule, 0) + note.is_counted  # the last key is the latest rule
         after[job.cookie] = Retry(used, note.due, note.memory)
         counts = {**counts, note.rule: counts.get(note.rule, 0) + note.is_counted}
     elif before is not None:

@@ -1,8 +1,8 @@
-"""Roll-out by groups of nodes: what agents may do to limits, a canary first, and when it is taken back. Pure.
+"""Roll-out by groups of nodes: what agents may do to limits, first on canaries, and when that is taken back. Pure.
 
-A stage applies to the nodes that its filter fits; of several stages the lowest level applies. In state ``canary`` only
-the hosts in ``canaries`` have its level, the others ``previous``; ``check`` compares the counters of the canaries'
-agents with the budget.
+A stage applies to the nodes that its filter fits. If several stages fit a node, the lowest level applies. In state
+``canary``, only the hosts in ``canaries`` have the stage's level; its other hosts have ``previous``. ``check`` compares
+the counters of the canaries' agents with the stage's budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import Why
 
 LATE_CHECKS: Final = 2
-"""Number of consecutive late checks after which a canary is taken back: a single one may be a burst."""
+"""Number of consecutive late checks after which a canary is taken back; a single late check may be a burst."""
 
 EVERY_NODE: Final = "%true"
 
@@ -33,9 +33,9 @@ CanaryPeriod = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Most that a canary may cost before it is taken back. ``max_late_cores``: core-seconds per second, of a host on
-    average, by which jobs are throttled below what they could have used. The others are sums over all its hosts since
-    it began."""
+    """Maximum cost of a canary; above this it is taken back. ``max_late_cores``: core-seconds per second, on average of
+    its hosts, by which jobs are throttled below what they could have used. ``max_foreign_writes`` and ``max_errors``:
+    sums over all hosts since the canary began."""
 
     max_late_cores: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.05
     max_foreign_writes: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
@@ -44,9 +44,9 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Level of the nodes of one group; ``at`` is seconds since 1970, ``why`` the reason of its user, ``stopped`` why it
-    was taken back. ``previous``: level before, None if the group had no stage and other stages apply.
-    ``canary_period_s``: time without a problem after which it applies to all nodes, None for only by hand."""
+    """Level of the nodes of one group. ``at``: seconds since 1970. ``why``: the user's reason. ``stopped``: why it was
+    taken back. ``previous``: the level before; None if the group had no stage. ``canary_period_s``: time without a
+    problem after which the level applies to all nodes; None if only a user may advance the stage."""
 
     nodes_filter: str
     level: StageLevel
@@ -61,14 +61,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stopped: str = ""
 
     def find_level(self, node_id: str) -> Level | None:
-        """Return its level for one of its nodes; None for none."""
+        """Return the stage's level for one of its nodes; None if it sets none."""
         if self.state == "everywhere" or (self.state == "canary" and node_id in self.canaries):
             return self.level
         return self.previous
 
     @property
     def rest(self) -> Level | None:
-        """Return its level for nodes that are no canaries."""
+        """Return the stage's level for its nodes that are no canaries; None if it sets none."""
         return self.level if self.state == "everywhere" else self.previous
 
 
@@ -80,7 +80,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SetStage(_Command, frozen=True):
-    """Let the nodes of a group do at most ``level``, first ``canary_ratio`` of them if that is more than before."""
+    """Let the nodes of a group do at most ``level``. If this is more than before, ``canary_ratio`` of them begin."""
 
     level: StageLevel
     canary_ratio: Ratio = 0.1
@@ -89,7 +89,7 @@ class SetStage(_Command, frozen=True):
 
 
 class _OfOne(_Command, frozen=True):
-    """``set_at``: only the stage set at that time, whose canary was checked; None for any stage."""
+    """Base of commands on one stage. ``set_at``: refused unless the stage was set at this time; None for any time."""
 
     set_at: float | None = None
 
@@ -99,18 +99,18 @@ class AdvanceStage(_OfOne, frozen=True):
 
 
 class StopStage(_OfOne, frozen=True):
-    """Take the stage back: all nodes of the group get the level that they had before it."""
+    """Take the stage back: all nodes of the group get the level that they had before the stage."""
 
 
 class RemoveStage(_Command, frozen=True):
-    """Remove the stage: its nodes have the level of other stages, and without any change no limits (shadow)."""
+    """Remove the stage: its nodes get the level of other stages; without any, they change no limits (shadow)."""
 
 
 RolloutCommand = SetStage | AdvanceStage | StopStage | RemoveStage
 
 
 def describe_rollout(command: RolloutCommand) -> str:
-    """``set the stage of nodes "rack-a" to weight: second week``."""
+    """Return a command as text: ``set the stage of nodes "rack-a" to weight: second week``."""
     nodes = f'nodes "{command.nodes_filter or EVERY_NODE}"'
     if isinstance(command, SetStage):
         text = f"set the stage of {nodes} to {command.level}"
@@ -124,8 +124,8 @@ def describe_rollout(command: RolloutCommand) -> str:
 
 
 class Host(NamedTuple):
-    """A node of a group: ``about`` is None if the agent does not describe itself; ``told``: level by all stages now,
-    ``others``: by stages of other groups only, None without one."""
+    """A node of a group. ``about``: None if the agent does not describe itself. ``told``: the node's level by all
+    stages now. ``others``: its level by the stages of other groups; None if there are none."""
 
     node_id: str
     about: AgentAbout | None
@@ -134,11 +134,11 @@ class Host(NamedTuple):
     others: Level | None = None
 
     def find_level(self, said: Level | None) -> Level:
-        """Return its level if the stage of the group is ``said``."""
+        """Return the node's level if the stage of the group sets ``said``."""
         return find_level((said, self.others))
 
     def find_effect(self, said: Level | None) -> Level | None:
-        """What it then does by its own configuration; None for one that does not follow stages, or is unknown."""
+        """Return what the node then does by its own configuration; None if it does not follow stages or is unknown."""
         about = self.about
         return None if about is None or not about.may_set_mode else _find_obeyed(self.find_level(said), about)
 
@@ -148,7 +148,7 @@ def _find_obeyed(level: Level, about: AgentAbout) -> Level:
 
 
 def find_level(levels: Iterable[Level | None]) -> Level:
-    """Return the level of a node by the ``levels`` of its stages: the lowest, ``SAFE`` without any."""
+    """Return the level of a node: the lowest of the ``levels`` of its stages, or ``SAFE`` if it has none."""
     return find_least(levels) or SAFE
 
 
@@ -157,8 +157,8 @@ def find_least(levels: Iterable[Level | None]) -> Level | None:
 
 
 def follows_stage(stage: Stage, about: AgentAbout) -> bool:
-    """Return whether an agent writes limits by its stage, and more than before it: not restricted by another stage or
-    by its own configuration since it was chosen, not paused, and not yet to receive the level."""
+    """Return whether an agent writes limits as its stage sets, and more than before the stage. It does not if a
+    different stage or its own configuration restricts it, if it is paused, or if it has not received the level yet."""
     obeys = about.may_set_mode and not about.is_paused and about.level == _find_obeyed(stage.level, about)
     return obeys and is_above(about.level, stage.previous or SAFE) and is_above(about.level, SAFE)
 
@@ -166,8 +166,8 @@ def follows_stage(stage: Stage, about: AgentAbout) -> bool:
 def choose_canaries(
     nodes_filter: str, hosts: Iterable[Host], level: Level, previous: Level | None, ratio: float
 ) -> tuple[str, ...]:
-    """Return the part of a group that goes first: at least one host for each level that hosts reach by their own
-    configurations, always the same ones, and only hosts that do more by it."""
+    """Return the canaries of a group, which are always the same: at least one host for each level that hosts can reach
+    by their own configurations, and only hosts that do more at the new level."""
     able: dict[Level, list[str]] = {}
     for host in hosts:
         after = host.find_effect(level)
@@ -181,7 +181,7 @@ def choose_canaries(
 
 
 def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], user: str, now: float) -> Stage:
-    """Return the stage that a command sets. If it lets no host do more than before, it applies to all nodes at once."""
+    """Return the stage that a command sets. If no host does more by it than before, it applies to all nodes at once."""
     previous = None if before is None else before.rest
     changes = ((each.find_level(command.level), each.find_level(previous)) for each in hosts)
     raised = any(is_above(*change) for change in changes) if hosts else is_above(command.level, previous or SAFE)
@@ -199,8 +199,8 @@ def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], u
 def warn_of_raised(
     stage: Stage | None, hosts: Iterable[Host], proven: Collection[Level] = frozenset()
 ) -> tuple[str, ...]:
-    """Describe hosts that do more than now without a canary once ``stage`` is in force, or after its removal (None);
-    ``proven``: what its canaries do."""
+    """Describe hosts that will do more than now, without a canary, once ``stage`` is in force (None: once it is
+    removed). ``proven``: levels that its canaries have."""
     raised = unknown = 0
     canaries = stage.canaries if stage is not None and stage.state == "canary" else ()
     for host in hosts:
@@ -226,7 +226,7 @@ NO_CANARY: Final = "no host can go first now, so nothing is proven before the st
 
 
 class StagePlan(msgspec.Struct, frozen=True):
-    """Effects of a stage: sentences, and the hosts whose level changes at once."""
+    """Effects of a stage: sentences, and the hosts whose level it changes at once."""
 
     sentences: tuple[str, ...]
     changed: tuple[str, ...]
@@ -289,8 +289,8 @@ def format_level(level: Level | None) -> str:
 
 
 class CanaryCounts(NamedTuple):
-    """Counters of a canary's agent since the start of its ``run``, as of a heartbeat at ``heard_at``; ``is_proof``:
-    whether it writes limits by its stage."""
+    """Counters of a canary's agent since the start of its ``run``, from a heartbeat at ``heard_at``. ``is_proof``:
+    whether the agent writes limits as its stage sets."""
 
     run: str
     late_core_seconds: float
@@ -301,41 +301,41 @@ class CanaryCounts(NamedTuple):
 
 
 Seen = Mapping[str, CanaryCounts | None]
-"""Hosts of a canary: None for a silent one; hosts whose agent has not described itself yet are left out."""
+"""Host of a canary -> its counters, None if it is silent. Hosts whose agent has not described itself are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Observations of a canary; ``at`` is the last check, None before the first."""
+    """Observations of a canary. ``at``: time of the last check; None before the first check."""
 
     at: float | None = None
     last: Seen = field(default_factory=dict)
     base: Seen = field(default_factory=dict)
-    """As of the last check."""
+    """Counters at the last check of lateness."""
     late_cores: float = 0.0
-    """In the last check, of a host on average."""
+    """Average of the hosts at that check."""
     late_checks: int = 0
     foreign_writes: int = 0
     errors: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """How often the agent of each host has restarted: once may be an upgrade, twice is an error."""
+    """Host -> number of restarts of its agent. One restart may be an upgrade; a second one counts as an error."""
     checks: int = 0
     proves_since: float | None = None
-    """Time since which all its hosts send heartbeats and do what the stage sets."""
+    """Time since which all hosts of the canary send heartbeats and do what the stage sets."""
     stop: str = ""
-    """Why it must be taken back, until it is."""
+    """Why the canary must be taken back, as long as that has not been done."""
 
 
 class CanaryVerdict(NamedTuple):
-    """Decision of a check; ``why`` in words."""
+    """Decision of a check. ``why``: the reason in words."""
 
     action: Literal["", "stop", "advance"] = ""
     why: str = ""
 
 
 def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, CanaryVerdict]:
-    """Check a canary. Counters from before the first check are not the stage's doing. Lateness is checked once each
-    host that describes itself has sent a heartbeat since the last check: heartbeats may be rarer than checks."""
+    """Check a canary. What agents counted before the first check is ignored: the stage did not cause it. Lateness is
+    checked only once each host that describes itself has sent a new heartbeat: heartbeats may be rarer than checks."""
     if before.stop:
         return replace(before, at=now), CanaryVerdict("stop", before.stop)
     proves = bool(stage.canaries) and all((counts := seen.get(each)) and counts.is_proof for each in stage.canaries)
@@ -346,7 +346,7 @@ def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, C
     for node_id, counts in seen.items():
         last = before.last.get(node_id)
         if counts is None:
-            errors += last is not None or node_id not in before.last  # it fell silent
+            errors += last is not None or node_id not in before.last  # the host has become silent
             continue
         if last is None:
             continue
@@ -374,13 +374,13 @@ def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, C
 
 
 def _start_of(last: CanaryCounts, counts: CanaryCounts) -> CanaryCounts:
-    """Return the start of an agent's counters since ``last``: a new run counts from nothing."""
+    """Return the counters from which growth since ``last`` is computed: zeros if the agent has a new run."""
     return last if last.run == counts.run else CanaryCounts(counts.run, 0.0, 0, 0, last.heard_at)
 
 
 def _has_news(seen: Seen, base: Seen) -> bool:
-    """Return whether each host has sent a heartbeat since ``base``. A host that does not describe itself must not hide
-    others."""
+    """Return whether each host has sent a heartbeat since ``base``. Hosts without counters are ignored: they must not
+    keep other hosts from being checked."""
     for node_id, counts in seen.items():
         last = base.get(node_id)
         if counts is not None and last is not None and counts.heard_at <= last.heard_at:
@@ -410,8 +410,8 @@ def _judge(stage: Stage, seen: Watch, now: float) -> CanaryVerdict:
             f"in a row, its budget is {budget.max_late_cores:g}",
         )
     period_s, since = stage.canary_period_s, seen.proves_since
-    # Counted from when all its hosts do it: a canary that another stage restricted, that was silent, or that another
-    # scheduler has checked so far has proven nothing.
+    # The period counts from when all hosts do what the stage sets. Time in which a different stage restricted the
+    # canary, in which it was silent, or in which a different scheduler checked it, proves nothing.
     is_over = period_s is not None and since is not None and now - since >= period_s
     if is_over and seen.checks >= LATE_CHECKS and not seen.late_checks:
         return CanaryVerdict("advance", f"the canary was within its budget for {period_s:g} s")

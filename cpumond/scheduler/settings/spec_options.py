@@ -1,8 +1,8 @@
-"""All known options of a specification, including YTsaurus', and their treatment.
+"""All known options of a specification, including those of YTsaurus, and how each is treated.
 
-One row per option: honoured, refused, warned of or ignored. ``operations`` reads specifications by it, and the table of
-``docs/from-ytsaurus.md`` is made of it. An option that changes the result of an operation is honoured or refused, never
-ignored. Pure.
+``OPTIONS`` has a row for each option, which is honoured, refused, warned of or ignored. ``operations`` uses these rows
+to read specifications, and the table in ``docs/from-ytsaurus.md`` is made of them. An option that changes the result
+of an operation is honoured or refused, never ignored. Pure.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 Place = Literal["root", "task", "tree", "pool"]
-"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``; attributes of a
-pool, only those that are no options of this scheduler."""
+"""The root of a specification; an entry of its ``tasks``; an entry of its ``scheduling_options_per_pool_tree``;
+attributes of a pool that are no options of this scheduler."""
 
 Verdict = Literal["honoured", "refused", "warned", "ignored"]
-"""warned: without effect, which is reported once. ignored: it could change nothing here, and clients add it."""
+"""warned: the option has no effect, and this is reported. ignored: clients add it, and it could change nothing here."""
 
 
 class Option(NamedTuple):
@@ -25,19 +25,18 @@ class Option(NamedTuple):
     name: str
     places: tuple[Place, ...]
     default: str
-    """YTsaurus' default, as text for people; "" for an option that only this scheduler has."""
+    """The default of YTsaurus as text for people; "" if only this scheduler has the option."""
     verdict: Verdict
     sentence: str = ""
-    """If refused: the consequence, and what to write instead. If warned of: why it has no effect. Else a note, or
-    ""."""
+    """If refused: the consequence, and what to write instead. If warned of: why it has no effect. Else a note or ""."""
     aliases: tuple[str, ...] = ()
     with_zero: bool = False
-    """Whether 0, an empty map and the like ask for something, too: only an entity (``#``) does not."""
+    """Whether 0, an empty map and the like also request something. If so, only an entity (``#``) does not."""
     several_trees: bool = False
-    """Refused only for an operation of several trees."""
+    """Whether the option is refused only for operations in several trees."""
 
     def is_wish(self, value: object) -> bool:
-        """Return whether ``value`` asks for something that this option, without effect here, would change."""
+        """Return whether ``value`` requests something, so that its lack of effect makes a difference."""
         return value is not None if self.with_zero else bool(value)
 
 
@@ -164,7 +163,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("memory_reserve_factor", TASK, "none", "honoured", _MEMORY),
     Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "honoured", _MEMORY),
     Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "honoured", _MEMORY),
-    # --- refused: the result would be another one
+    # --- refused: without them the result would differ
     Option(
         "collective_options", TASK, "none", "refused",
         "each job would run alone but expect to be one of several; request one larger job, or one job for each "
@@ -247,7 +246,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("owners", ROOT, "[]", "refused", _NO_RIGHTS),
     Option("aco_name", ROOT, "none", "refused", _NO_RIGHTS),
-    # --- warned of: the result is the same, something around it is not
+    # --- warned of: without them the result is the same, but something else differs
     Option(
         "disk_request", TASK, "none", "warned",
         "disk space is neither reserved nor limited: a job may fill the disk",
@@ -286,7 +285,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("ignore_job_failures_at_banned_nodes", ROOT, "false", "warned", "no node is banned after a failed job"),
     Option("fail_on_all_nodes_banned", ROOT, "true", "warned", "no node is banned after a failed job"),
     Option("extra_environment", TASK, "[]", "warned", "these variables are not set"),
-    # --- ignored: clients and templates add them, and they could have no meaning here
+    # --- ignored: clients and templates add them, and they can have no meaning here
     *(
         Option(name, places, default, "ignored")
         for name, places, default in (
@@ -321,7 +320,7 @@ _PATTERNS: Final = tuple(
     (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
 )
 _ANY_PATTERN: Final = re.compile("|".join(pattern.pattern for pattern, _ in _PATTERNS))
-"""One match for them all: a specification may have thousands of unknown names."""
+"""One pattern for all options with ``*``: a specification may have thousands of unknown names."""
 
 
 _WITH_EFFECT: Final[Mapping[Place, frozenset[str]]] = {
@@ -333,11 +332,11 @@ _WITH_EFFECT: Final[Mapping[Place, frozenset[str]]] = {
     )
     for place in get_args(Place)
 }
-"""Return spellings with underscores of options that need no warning."""
+"""Place -> names and aliases, with underscores, of the options that have an effect there and need no warning."""
 
 
 def canonical(key: Any) -> str:
-    """Return the canonical name of an option in any accepted spelling."""
+    """Return the canonical name of an option that may have any accepted spelling."""
     found = _BY_SPELLING.get(key)
     if found is None:
         name = str(key).replace("-", "_")
@@ -349,7 +348,7 @@ IDLE_OF_POOLS: Final = frozenset(row.name for row in OPTIONS if "pool" in row.pl
 
 
 def find_option(place: Place, name: str) -> Option | None:
-    """Return the row of an option by its canonical name, None for an unknown one."""
+    """Return the row of an option by its canonical name; None if the option is unknown."""
     found = _BY_NAME.get((place, name))
     if found is None and _ANY_PATTERN.fullmatch(name):
         found = next((row for fits, row in _PATTERNS if place in row.places and fits.fullmatch(name)), None)
@@ -364,7 +363,7 @@ def honoured(place: Place) -> frozenset[str]:
 def find_refused(
     place: Place, given: Mapping[str, Any], *, several_trees: bool = False
 ) -> Iterator[tuple[str, Option]]:
-    """Return options, by canonical names, that would change the result of the operation and cannot here."""
+    """Yield options that must be refused, by canonical name: they would change the operation's result, but not here."""
     for name, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         option = find_option(place, name)
         if option is None or option.verdict != "refused" or not option.is_wish(value):
@@ -374,8 +373,8 @@ def find_refused(
 
 
 def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and reason of options without effect that their user should know of, in any spelling; the reason is ""
-    for unknown ones. Refused options among them come from an older scheduler, which did not refuse them."""
+    """Yield (key, value, reason) of options without effect that the user should know of. The reason is "" for unknown
+    options. Options that are refused now may be among them, in a specification that an older version accepted."""
     for key, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         name = canonical(key)
         option = find_option(place, name)

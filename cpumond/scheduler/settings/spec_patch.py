@@ -19,7 +19,7 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def list_known(patches: Iterable[Any]) -> dict[str, Any]:
-    """Return path -> value of those with a plausible path: anything else may be a secret."""
+    """Return path -> value of the patches with a plausible path. Other patches are left out: they may be secrets."""
     known = {}
     for each in patches:
         path, value = (each.get("path"), each.get("value")) if isinstance(each, Mapping) else (None, None)
@@ -30,7 +30,7 @@ def list_known(patches: Iterable[Any]) -> dict[str, Any]:
 
 
 def apply_patches(record: OperationRecord, patches: Sequence[Any]) -> OperationRecord:
-    """Return the record with all patches applied in order. Raises CommandError, then none is applied."""
+    """Return the record with all patches applied in order. Raises CommandError if any patch is invalid."""
     if len(patches) > MAX_PATCHES:
         raise CommandError(f"patches: {len(patches)} are more than the limit of {MAX_PATCHES} at once")
     tasks = {task.name: task for task in record.tasks}
@@ -65,7 +65,7 @@ def apply_patches(record: OperationRecord, patches: Sequence[Any]) -> OperationR
 
 
 def view_patch(record: OperationRecord) -> dict[str, Any]:
-    """Return all patched values in the form of a specification."""
+    """Return all patched values in maps that are nested like the specification."""
     shown: dict[str, Any] = {}
     for path, value in record.cumulative_spec_patch.items():
         found = _JOB_COUNT.fullmatch(path)
@@ -94,7 +94,7 @@ def _refuse(path: str, what: str) -> CommandError:
 
 
 def _look_up(spec: Any, path: str) -> Any:
-    """Return the value at a path of a specification; None if there is none."""
+    """Return the value at a path of a specification; None if there is no value."""
     for key in path.split("/")[1:]:
         spec = spec.get(key) if isinstance(spec, Mapping) else None
     return spec

@@ -1,7 +1,7 @@
-"""A tree with its pools as one value, as in a file: made of a configuration, and applied to one (2.12).
+"""A tree with its pools as one value, as in a file. It is made of a configuration or applied to one (2.12).
 
-A table replaces all options of the tree or pool that it names: an option that it omits is not set. Pools are matched by
-``id`` if the tree has that id, else by name.
+A table replaces all options of its tree or pool: an option that the table omits is then not set. A table of a pool
+is matched by ``id`` if a pool of the tree has that id, else by name.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from cpumond.scheduler.settings.commands import Outcome, with_pools
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
 
 NO_TREE: Final = "none"
-"""Revision of a tree that does not exist."""
+"""Revision that stands for a tree that does not exist."""
 SHOWN_NAMES: Final = 10
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings of a tree or pool: ``options`` by their names, and ``attributes`` that are no options."""
+    """Settings of a tree or pool: ``options`` by name, and other ``attributes``, which are no options."""
 
     options: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
 
 
 class PoolTable(Table, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A pool; ``id`` "": it is matched by its name."""
+    """Table of a pool. ``id``: "" if the pool is matched by its name."""
 
     name: str
     parent: str = ROOT_POOL
@@ -64,7 +64,7 @@ class PoolTable(Table, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class TreeTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tree as in a file: ``own`` are the tree's options. Null: they, or all pools, stay unchanged."""
+    """A tree as in a file. ``own``: the tree's options. If ``own`` or ``pools`` is null, that part stays unchanged."""
 
     own: Table | None = None
     pools: tuple[PoolTable, ...] | None = None
@@ -73,8 +73,8 @@ class TreeTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Make a tree match ``tables``; a missing tree is created.
 
-    ``prune``: pools that they do not name are removed instead of kept. ``base``: revision that the tree must still
-    have; "" for any.
+    ``prune``: whether pools that the tables do not name are removed. ``base``: revision that the tree must still have;
+    "" if it may have any.
     """
 
     tree: str
@@ -88,7 +88,7 @@ class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
 
 
 def make_tables(tree: TreeConfig, *, with_ids: bool = True) -> TreeTables:
-    """Return the tables of a tree; pools depth first."""
+    """Return the tables of a tree, with its pools depth first."""
     pools = tuple(
         PoolTable(name=pool.name, parent=pool.parent, id=pool.id if with_ids else "", **_split("pool", pool.attributes))
         for pool in tree.pools.values()
@@ -108,7 +108,7 @@ def _is_option(kind: Kind, name: str) -> bool:
 
 
 def revision_of(tree: TreeConfig | None) -> str:
-    """Return a revision that differs whenever a tree differs: another tree, or other options or pools."""
+    """Return the revision of a tree. It differs between trees, and whenever options or pools of a tree change."""
     if tree is None:
         return NO_TREE
     pools = [[pool.id, pool.name, pool.parent, pool.attributes] for pool in tree.pools.values()]
@@ -120,7 +120,7 @@ def revision_of(tree: TreeConfig | None) -> str:
 
 
 def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> Outcome:
-    """Return the configuration that a command requests, before its rules are checked. Raises CommandError."""
+    """Return the configuration that a command requests. The rules for it are not checked yet. Raises CommandError."""
     present = config.trees.get(command.tree)
     if command.base and command.base != revision_of(present):
         raise CommandError(
@@ -141,8 +141,8 @@ def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -
 
 
 def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[ConfigChange], list[str]]:
-    """Return the changes of a command in a tree described by ``present`` (None: no such tree), and warnings. Raises
-    CommandError; only rules that need no more than this are checked."""
+    """Return the changes that a command makes in the tree ``present`` (None: no such tree), and warnings. Raises
+    CommandError. Only rules that need nothing but these arguments are checked."""
     config = Config(MappingProxyType({}))
     if present is not None:
         own, pools = _join(present.own or Table()), {}
@@ -189,17 +189,17 @@ def _with_options(tree: TreeConfig, own: Table, warnings: list[str]) -> TreeConf
 
 
 def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
-    """Return whether ``present`` equals a table's value; an amount set by its path may be 2.0 there and 2 here."""
+    """Return whether ``present`` equals the attributes of a table. An amount may be 2.0 in one and 2 in the other."""
     if is_same(present, attributes):
         return True
     try:
         return is_same(normalise(kind, present)[0], attributes)
     except CommandError:
-        return False  # it was accepted by another version
+        return False  # an earlier version accepted it
 
 
 def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return all attributes of a table, the spellings of its options, and warnings. Raises CommandError."""
+    """Return the attributes of a table with its options, the options' spellings, and warnings. Raises CommandError."""
     with commands.at(where):
         check_names(kind, table)
         options, spelled, told = normalise(kind, table.options)
@@ -258,7 +258,7 @@ def _with_pool_tables(
 
 
 def _match(tree: TreeConfig, tables: Collection[PoolTable], warnings: list[str]) -> dict[str, PoolConfig]:
-    """Return name of a table -> pool that it matches."""
+    """Return name of a table -> pool that the table matches. Raises CommandError."""
     by_id = {pool.id: pool for pool in tree.pools.values()}
     given = {table.id for table in tables}
     matched: dict[str, PoolConfig] = {}
@@ -270,7 +270,7 @@ def _match(tree: TreeConfig, tables: Collection[PoolTable], warnings: list[str])
         if pool is None:
             continue
         if table.id != pool.id and pool.id in given:
-            continue  # another table renames that pool
+            continue  # a different table has the pool's id, and renames it
         if pool.id in named:
             text = f"pools {quoted(named[pool.id])} and {quoted(table.name)}: have one id; keep it where it belongs"
             raise CommandError(text, attributes={FIELD: "id"})
@@ -306,6 +306,6 @@ def _describe_others(kept: list[PoolConfig], removed: int, made: int) -> Iterato
 
 
 def describe_applied(command: ApplyTree) -> str:
-    """``applied a file to pool tree "default" (more for research)``."""
+    """Return a command as text: ``applied a file to pool tree "default" (more for research)``."""
     why = f" ({escape(command.why)})" if command.why else ""
     return f"applied a file to pool tree {quoted(command.tree)}{why}"

@@ -1,6 +1,6 @@
-"""Undo of an earlier change of the configuration: its differences reversed, all at once (semantics.md 12.5).
+"""Undoes an earlier change of the configuration: all differences of the change are reversed (semantics.md 12.5).
 
-Only values that are still as the change left them can be undone: later changes are never overwritten.
+Only values that have not changed since then can be undone: later changes are never overwritten.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from cpumond.scheduler.settings.values import format_setting
 
 
 class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Undo the changes of trees and pools by the event of this number."""
+    """Undo the changes of trees and pools that the event with this number made."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """``UndoChange`` with the changes to undo, exact differences (``compare_configs``)."""
+    """``UndoChange`` with the changes to undo, as ``exact`` differences of ``compare_configs``."""
 
     number: int
     changes: tuple[ConfigChange, ...]
 
 
 class ChangedSinceError(CommandError):
-    """A change cannot be undone: ``tree``, ``pool`` ("" for a tree itself) is not as the change left it."""
+    """A change cannot be undone, since ``pool`` of ``tree`` has changed since then (``pool`` "": the tree itself)."""
 
     def __init__(self, tree: str, pool: str, what: str) -> None:
         where = f"pool {quoted(pool)} in tree {quoted(tree)}" if pool else f"pool tree {quoted(tree)}"
@@ -46,10 +46,10 @@ class ChangedSinceError(CommandError):
 
 
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
-    """Return commands that would undo ``changes`` one by one, to check their rights.
+    """Return commands that would undo ``changes`` one by one. They serve to check rights.
 
-    Pools restored below a pool, or moved back there, are placed below the nearest present pool. Omitted are changes
-    that come with a removed pool or tree, and renames of a parent.
+    If the parent of a pool that is restored or moved back does not exist now, the command has the nearest existing pool
+    above it. Changes that come with a removed pool or tree, and renames of a parent, are omitted.
     """
     found: list[ConfigCommand] = []
     changes = list(changes)
@@ -94,15 +94,15 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
 def _find_parent(
     tree: str, parent: str, whole: Mapping[tuple[str, str], ConfigChange], present: Mapping[tuple[str, str], str]
 ) -> str:
-    """Return the present pool in place of ``parent``, or the nearest one above it; ``present``: old name -> new."""
+    """Return the present name of ``parent`` or, if that is gone, of the nearest pool above. ``present``: old -> new."""
     while (above := whole.get((tree, parent))) is not None and above.new is None:
         parent = above.old["parent_name"]
     return present.get((tree, parent), parent)
 
 
 def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
-    """Return the configuration before ``changes``, before its rules are checked. Restored trees and pools have new ids.
-    Raises ChangedSinceError, CommandError."""
+    """Return the configuration with ``changes`` undone. The rules for it are not checked yet. Restored trees and pools
+    get new ids. Raises ChangedSinceError, CommandError."""
     trees, default = dict(config.trees), config.default_tree
     by_tree: dict[str, list[ConfigChange]] = {}
     for change in changes:
@@ -127,7 +127,7 @@ def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[]
 def _reverse_tree(
     present: TreeConfig | None, name: str, changes: list[ConfigChange], new_id: Callable[[], str]
 ) -> TreeConfig | None:
-    """Return the tree of this name before ``changes``; None if there was none."""
+    """Return the tree of this name as it was before ``changes``; None if it did not exist."""
     whole = next((each for each in changes if not each.pool and not each.attribute), None)
     if whole is not None and whole.new is None:
         if present is not None:
@@ -186,7 +186,7 @@ def _has(attributes: Mapping[str, Any], path: list[str]) -> bool:
 
 
 def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callable[[], str]) -> dict[str, PoolConfig]:
-    """Return the pools before ``changes``, by their earlier names."""
+    """Return the pools as they were before ``changes``, by their names at that time."""
     pools = dict(tree.pools)
     gone = [each for each in changes if not each.attribute and each.new is None]
     edited: dict[str, list[ConfigChange]] = {}
@@ -242,7 +242,7 @@ def _reverse_pool(pool: PoolConfig, changes: list[ConfigChange]) -> PoolConfig:
 
 
 def _arrange(tree: TreeConfig, pools: Mapping[str, PoolConfig]) -> TreeConfig:
-    """Return ``tree`` with these pools. Raises ChangedSinceError if one has no parent, or is below itself."""
+    """Return ``tree`` with these pools. Raises ChangedSinceError if a pool's parent is missing or below the pool."""
     for pool in pools.values():
         if pool.parent != ROOT_POOL and pool.parent not in pools:
             if pool.parent in tree.pools and pool.name in tree.pools:

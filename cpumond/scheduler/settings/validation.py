@@ -1,4 +1,4 @@
-"""Checks whether a tree with its pools may be put in force: guarantees, names and structure (semantics.md 2.6, 2.7)."""
+"""Checks whether a tree with its pools is valid: guarantees, names and structure (semantics.md 2.6, 2.7)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from cpumond.scheduler.settings.values import FIELD
 
 MAX_NAME: Final = 100
 MAX_DEPTH: Final = 30
-"""Most levels of pools below the root."""
+"""Maximum number of levels of pools below the root."""
 
 MAX_SUBTREE: Final = 1000
-"""Most pools in one subtree below the root, including its top."""
+"""Maximum number of pools in a child of the root and everything below that child."""
 
 TOLERANCE: Final = 1e-9
-"""A sum may exceed its bound by this fraction: decimal fractions do not add up exactly."""
+"""Fraction by which a sum may exceed its bound, since decimal fractions do not add up exactly."""
 
 AT_PARENT: Final = "at_parent"
-"""Attribute of a refusal from here, which ``commands`` removes: see ``_refuse``."""
+"""Attribute that ``_refuse`` adds to an error, and that ``commands`` removes."""
 
 STRONG: Final = "strong_guarantee_resources"
 BURST: Final = "integral_guarantees/burst_guarantee_resources"
@@ -51,10 +51,10 @@ FLOW: Final = "integral_guarantees/resource_flow"
 
 
 def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[str]:
-    """Check the options of a tree and all its pools together; return sentences about problems that are allowed.
+    """Check the options of a tree and of all its pools. Returns sentences about problems that are allowed.
 
-    Raises CommandError with the first violation: the pool, the rule, the value, the parent. ``name_pattern`` is a
-    regular expression.
+    Raises CommandError for the first violation, with the pool, the rule, the value and the parent. ``name_pattern``: a
+    regular expression for names of pools.
     """
     check_name("pool tree", tree.name, name_pattern)
     _check_tree_options(tree)
@@ -107,7 +107,7 @@ def find_warnings(tree: TreeConfig) -> list[str]:
 def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
     """Describe guarantees that exceed ``total``, the capacity of the tree's nodes; None if they fit.
 
-    Counted are the root's children: strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
+    Each child of the root counts with its strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
     """
     promised = []
     for pool in tree.pools.values():
@@ -129,8 +129,8 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
 
 
 def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
-    """Describe guarantees that cannot be freed while one small operation of others holds them: the jobs that the count
-    rule protects, of one core each, are more than the rest of ``total`` (6.4). None if there is none."""
+    """Describe guarantees that a small operation of a different pool can block: with one core each, the jobs that the
+    count rule protects need more than the rest of ``total`` (6.4). Returns None if there are none."""
     limit = tree.settings.max_unpreemptible_running_job_count
     if limit is None:
         return None
@@ -156,7 +156,7 @@ def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
 
 
 def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
-    """Check that ``name`` may be that of an explicit pool or a tree (2.7). Raises CommandError."""
+    """Check that ``name`` is valid for an explicit pool or a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
         raise _refuse(kind, name, "name", "this name is the root's; choose another name")
     if SUBPOOL_DELIMITER in name:
@@ -171,9 +171,9 @@ def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
 def _refuse(
     kind: str, name: str, field: str, what: str, code: int = GENERIC, at_parent: tuple[str, str] | None = None
 ) -> CommandError:
-    """Return a refusal about the option ``field`` of a tree or pool.
+    """Return an error that refuses the option ``field`` of a tree or pool.
 
-    ``at_parent``: also the parent and its option that the rule concerns, for a command that changes the parent.
+    ``at_parent``: the parent, and the parent's option that the rule also concerns, for commands that change the parent.
     """
     attributes: dict[str, Any] = {FIELD: field}
     if at_parent is not None:
@@ -198,7 +198,7 @@ def _wrong_parent(tree: TreeConfig, pool: PoolConfig) -> CommandError:
 def _check_structure(
     tree: TreeConfig, pool: PoolConfig, depths: dict[str, int], tops: dict[str, str], sizes: dict[str, int]
 ) -> None:
-    """Check depth, size of the subtree, no sub-pools of a fifo pool; adds the pool to the three dictionaries."""
+    """Check depth, size of the subtree, and that a fifo pool has no sub-pools. Add the pool to the dictionaries."""
     depth = depths[pool.name] = depths[pool.parent] + 1
     if depth > MAX_DEPTH:
         what = f"would be on level {depth} below the root, at most {MAX_DEPTH} are allowed"
@@ -254,7 +254,7 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
 
 
 def _sharing(tree: TreeConfig, name: str) -> str:
-    """Return the pool whose share the children of a pool divide (2.16)."""
+    """Return the pool whose share is divided among the children of a pool (2.16)."""
     while name != ROOT_POOL and tree.pools[name].settings.flatten:
         name = tree.pools[name].parent
     return name
@@ -326,7 +326,7 @@ def _check_budget(kind: str, name: str, option: str, budget: Budget) -> None:
 
 
 def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:
-    """``inside``: the option of the pool that holds ``settings``, "" for the pool itself."""
+    """Check limits on numbers of operations. ``inside``: option of the pool that contains ``settings``, or ""."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     if most is not None and running is not None and most < running:
         what = f"max_operation_count: must be at least max_running_operation_count ({running}), got {most}"
@@ -343,7 +343,7 @@ def _guarantees(settings: PoolSettings) -> Iterator[tuple[str, Resources]]:
 
 
 def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[str, str], Resources]) -> None:
-    """Check the rules between a pool and its parent; ``sums`` are those of the parent's children so far."""
+    """Check the rules between a pool and its parent. ``sums``: sums over the parent's children so far."""
     for (kind, amounts), (_, bounds) in zip(_guarantees(pool.settings), _guarantees(parent.settings), strict=True):
         if not amounts:
             continue
@@ -362,7 +362,7 @@ def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[s
         total = sums.setdefault((parent.name, kind), {})
         for resource, amount in amounts.items():
             bound = bounds.get(resource)
-            # The parent's option has the same name, so no ``at_parent``.
+            # The parent's option has the same name: ``at_parent`` is not needed.
             field = f"{kind}/{resource}"
             if bound is None:
                 what = f"is configured ({number(amount)}), but not at its parent {quoted(parent.name)}"

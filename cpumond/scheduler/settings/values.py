@@ -1,4 +1,4 @@
-"""Values of options: the reader of each type, and its refusals (semantics.md 2.4, 2.5)."""
+"""Values of options: reads each type, and refuses invalid values (semantics.md 2.4, 2.5)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.model import CommandError
 
 REMOVE: Final = None
-"""Value of an edit, or a value anywhere inside of one, that removes what has the name."""
+"""As the value of an edit, or as a value inside of it: removes the attribute or key."""
 
 MAX_AMOUNT: Final = 2.0**63
-"""Largest amount of a resource, as in the fair-share update."""
+"""Maximum amount of a resource, as in the fair-share update."""
 
 MAX_VALUE_BYTES: Final = 65_536
-"""Most bytes of one attribute, written as JSON."""
+"""Maximum bytes of one attribute as JSON."""
 
 MAX_DEPTH: Final = 32
-"""Most levels of a value, or of a path inside of one attribute."""
+"""Maximum number of levels of a value, or of a path inside of an attribute."""
 
 FIELD: Final = "field"
-"""Attribute of a refusal: the option concerned, a path of YTsaurus' names (weight,
-integral_guarantees/resource_flow/cpu), for clients that show a form. Missing if it concerns no single option."""
+"""Attribute of an error for clients that show a form: the refused option as a path of YTsaurus' names (weight,
+integral_guarantees/resource_flow/cpu). Missing if the error concerns no single option."""
 
 SHOWN: Final = 80
-"""Most characters of a value or name that a message shows."""
+"""Maximum number of characters of a value or name that a message shows."""
 
 WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_count"}
-"""Other accepted words as values -> the word used here."""
+"""Word that is also accepted as a value -> word used here."""
 
 MAX_MILLISECONDS: Final = 1e15
-"""Upper bound of all options that are times, which distinguishes them from other numbers."""
+"""Upper bound of all options that are times. It also distinguishes times from other numbers."""
 
 TIME_WORDS: Final = 'milliseconds, or text with a unit such as "30s" or "1h",'
 
@@ -47,7 +47,7 @@ Type = inspect.Type
 
 
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
-    """Name of a field -> its type, as ``normalise_value`` takes it."""
+    """Return name of a field -> its type, in the form that ``normalise_value`` requires."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields}
@@ -80,9 +80,9 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
 
 
 def to_milliseconds(value: object) -> float | int | None:
-    """Return a duration, given as milliseconds or as text with units ("30s", "1h30m"); None for anything else.
+    """Return a duration in milliseconds from a number or text with units ("30s", "1h30m"); None for anything else.
 
-    Text of digits alone is no duration: in YTsaurus it means seconds, but a number means milliseconds.
+    Text that consists of digits is no duration: in YTsaurus such text means seconds, but a number means milliseconds.
     """
     if not isinstance(value, str):
         number = _to_float(value)
@@ -116,7 +116,7 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
 
 
 class AnyNames(dict[str, Type]):
-    """Keys of a dictionary with names that users choose: any key, each with the type of ``""``."""
+    """Keys of a dictionary in which users choose the names: contains any key, each with the type at the key ``""``."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -126,7 +126,7 @@ class AnyNames(dict[str, Type]):
 
 
 def fold_key(raw: str, members: Mapping[str, Type]) -> str:
-    """Return a key in the spelling of options; names that users choose stay unchanged."""
+    """Return a key in the spelling of options. Names that users choose are returned unchanged."""
     return raw if isinstance(members, AnyNames) else raw.replace("-", "_")
 
 
@@ -149,7 +149,7 @@ def items_of(value: Any, where: str) -> Iterable[tuple[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """Return a float that is a whole number as an int: milliseconds and slots are shown as they were given."""
+    """Return a float that is a whole number as an int: milliseconds and slots are then shown as they were given."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -247,7 +247,7 @@ def is_list(kind: Type) -> bool:
 
 
 def allowed_words(kind: Type) -> str:
-    """Return what a type accepts, in words with its range."""
+    """Return in words what values a type accepts, with the range."""
     kind = _without_none(kind)
     if isinstance(kind, (inspect.FloatType, inspect.IntType)):
         if is_time(kind):
@@ -273,23 +273,23 @@ def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
 
 
 def refuse(where: str, what: str) -> CommandError:
-    """The refusal of an option's value; its attribute ``field`` names the option, for clients that show a form."""
+    """Return the error that refuses an option's value. Its attribute ``field`` names the option for clients."""
     return CommandError(f"{cut(where)}: {what}", attributes={FIELD: cut(where)})
 
 
 def name_field(error: CommandError, field: str) -> CommandError:
-    """Return the refusal with ``field`` as the option concerned."""
+    """Return the error with ``field`` as the option that it concerns."""
     return CommandError(str(error), error.code, {**error.attributes, FIELD: field}, error.inner)
 
 
 def quote_near(name: str, known: Iterable[str]) -> str:
-    """Return the most similar known name in quotes, "" if none is similar."""
+    """Return the most similar known name in quotes; "" if no name is similar."""
     near = nearest(name, known, 0.7)
     return f'"{near}"' if near else ""
 
 
 def format_value(value: object) -> str:
-    """A value for a message: text in quotes, true, false and null in lower case, at most SHOWN characters."""
+    """Return a value for a message: text in quotes; true, false and null in lower case; at most SHOWN characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 64:
@@ -307,7 +307,7 @@ def format_value(value: object) -> str:
 
 
 def format_setting(value: object) -> str:
-    """Like ``format_value``, but the beginning of a nested value in JSON, and "unset" for None."""
+    """Return a value as ``format_value`` does, but a nested value as the beginning of its JSON, and None as "unset"."""
     if value is None:
         return "unset"
     if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and format_value(value) == "a list"):

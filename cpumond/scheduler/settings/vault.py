@@ -1,6 +1,6 @@
-"""``secure_vault``: secrets of a specification, and the variables that jobs get from them (semantics.md 12.6).
+"""``secure_vault``: secrets of a specification, and the environment variables made of them (semantics.md 12.6).
 
-No record's ``spec``, no answer and no sentence contains it: neither its values nor the names of its keys.
+The ``spec`` of records, responses and sentences contain neither the values of the vault nor the names of its keys.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cpumond.scheduler.settings.values import FIELD
 SECURE_VAULT: Final = "secure_vault"
 VARIABLE: Final = "YT_SECURE_VAULT"
 STARTED_BY: Final = "started_by"
-"""Facts that `yt` adds about itself to a specification: its host, its process, its command line."""
+"""Key under which `yt` adds facts about itself to a specification: its host, its process, its command line."""
 MAX_VAULT_BYTES: Final = 65_536
-"""Most bytes of the whole vault as text: the kernel accepts one variable of twice the size."""
+"""Maximum bytes of the whole vault as text: the kernel accepts a variable of twice this size."""
 MAX_DEPTH: Final = 64
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -26,7 +26,7 @@ _UNSAFE: Final = re.compile(r'[^\x20-\x7e]|["\\]')
 
 
 def is_vault(key: object) -> bool:
-    """Return whether an option of a specification is the vault, in any accepted spelling."""
+    """Return whether a key of a specification is that of the vault, in any accepted spelling."""
     return key in _SPELLINGS
 
 
@@ -46,8 +46,8 @@ def _has_vault(spec: Mapping[str, Any]) -> bool:
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a specification without the vault, at its root, among its tasks and in each. A value that is no map stays
-    unchanged, and a specification without a vault is the same object.
+    """Return a specification without vaults at its root, among its tasks and in each task. A value that is no map stays
+    unchanged. A specification that has no vault is returned as the same object.
 
     The client's command line, which `yt` adds, is also removed: it may contain the vault.
     """
@@ -73,8 +73,8 @@ def _without(task: Any) -> Any:
 def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     """Read the variables of each job: the whole vault as text YSON, and each key's value. Raises CommandError.
 
-    The vault is at the root or, as `yt vanilla` takes it, among the tasks. A refusal names its place, but neither keys
-    nor values: it is shown, logged and stored.
+    The vault is at the root or, as `yt vanilla` writes it, among the tasks. Errors name the place of the vault, but
+    neither keys nor values: errors are shown, logged and stored.
     """
     where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
     variables: dict[str, str] = {}
@@ -99,7 +99,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_vault(spec: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Return the one vault of a specification; empty if there is none. Raises CommandError."""
+    """Return the vault of a specification; an empty map if there is none. Raises CommandError."""
     tasks = spec.get("tasks")
     tasks = tasks if isinstance(tasks, Mapping) else {}
     for name, task in tasks.items():
@@ -116,7 +116,7 @@ def _find_vault(spec: Mapping[str, Any]) -> Mapping[Any, Any]:
 
 
 def _find_problem(value: object, depth: int) -> str:
-    """Return why a value cannot be passed to a job, as the end of a sentence; "" if it can."""
+    """Return the end of a sentence that says why a value cannot be passed to a job; "" if it can be."""
     if value is None or isinstance(value, bool | int | float):
         return ""
     if isinstance(value, str):
@@ -143,7 +143,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _format(value: Any) -> str:
-    """Return the value of a key as that of its variable: text unchanged, others without a mark of their type."""
+    """Return a value of the vault as that of an environment variable: text unchanged, others without a mark of type."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -154,7 +154,7 @@ def _format(value: Any) -> str:
 
 
 def write_yson(value: Any) -> str:
-    """Return text YSON in ASCII of values that ``_find_problem`` accepts."""
+    """Return text YSON, in ASCII, of a value in which ``_find_problem`` finds none."""
     if value is None:
         return "#"
     if isinstance(value, bool):
