@@ -1,4 +1,4 @@
-"""Rights of one user by the access lists of one state (semantics.md 12). Pure."""
+"""Rights of a user by the access lists of a state (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _WORD: Final = re.compile(r"[0-9A-Za-z-]+")
 
 
 class Rights:
-    """Decisions about one user, each made once. For one request, while the state does not change.
+    """Decisions about the rights of one user. Each decision is made once and kept: use an object of this class for only
+    one request, in which the state does not change.
 
-    ``readable`` keeps decisions between requests, as long as the configuration is the same.
+    ``readable``: keeps decisions from one request to the next, as long as the configuration is the same.
     """
 
     def __init__(self, state: State, user: User, readable: dict[tuple[Any, ...], bool] | None = None) -> None:
@@ -41,11 +42,11 @@ class Rights:
         self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
         self._denying: set[str] | None = None
         self._readable: dict[tuple[Any, ...], bool] = {} if readable is None else readable
-        """Decision to read, shared by operations that are equal in everything that decides about it."""
+        """Decisions to read. Operations share a decision if they agree in everything that it depends on."""
         self._hidden: dict[str, bool] = {}
 
     def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
-        """Return everything that decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        """Return everything that decides about an explicit pool or, for ``<Root>``, the tree; both must exist."""
         key = (tree, pool)
         found = self._accesses.get(key)
         if found is None:
@@ -54,14 +55,14 @@ class Rights:
 
     @property
     def is_open(self) -> bool:
-        """Return whether no tree has any access list, as before access lists existed."""
+        """Return whether no tree has any access list or requires one, as before access lists existed."""
         return all(
             not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
             for tree in self.state.config.trees.values()
         )
 
     def on_pool(self, tree: str, pool: str, permission: Permission) -> Verdict:
-        """Decide about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        """Decide about an explicit pool or, for ``<Root>``, the tree. Tree and pool must exist."""
         key = (tree, pool, permission)
         found = self._verdicts.get(key)
         if found is None:
@@ -69,12 +70,12 @@ class Rights:
         return found
 
     def on_operation(self, record: OperationRecord, permission: Permission) -> Verdict:
-        """Decide about an operation by its own list, and the lists of its pool in each of its trees."""
+        """Decide about an operation by its own list and the lists of its pools in all of its trees."""
         return judge(self.user, permission, self.access_to_operation(record))
 
     def access_to_operation(self, record: OperationRecord) -> Access:
-        """Return everything that decides about an operation. Entries of all its trees count together: one that allows
-        is enough."""
+        """Return everything that decides about an operation. The entries of all its trees count together: one entry
+        that allows is enough."""
         what = f"operation {record.id}"
         entries = [StandingEntry(entry, what) for entry in record.acl]
         pools = [self.access_to(*place) for place in self.places_of(record)]
@@ -85,7 +86,7 @@ class Rights:
         return Access(what, tuple(entries), is_open, "" if is_open else closed_by, record.user, OWNED)
 
     def places_of(self, record: OperationRecord) -> Iterator[tuple[str, str]]:
-        """Return tree and explicit pool whose access lists apply to an operation, in each of its existing trees."""
+        """Yield, for each existing tree of an operation, tree and explicit pool whose access lists apply to it."""
         live = self.state.operations.get(record.id)
         for name, options in record.trees.items():
             tree = self.state.config.trees.get(name)
@@ -97,12 +98,12 @@ class Rights:
                 yield name, next((each for each in (options.pool, parent) if each in tree.pools), ROOT_POOL)
 
     def readable(self, records: list[OperationRecord]) -> list[OperationRecord]:
-        """Return the operations that the user may read; fast if no entry denies reading."""
+        """Return the operations that the user may read. This is fast if no entry denies reading."""
         if self.user.admin:
             return records
         if not self._find_denying():
             return [each for each in records if not each.acl or self.may_read(each)]
-        # As may_read, by the pool: very many operations are listed.
+        # This decides as may_read does, but once for each pool: very many operations are listed.
         found, name, known, live = list[OperationRecord](), self.user.name, self._readable, ("pending", "running")
         for record in records:
             trees = record.trees
@@ -119,7 +120,7 @@ class Rights:
         return found
 
     def may_read(self, record: OperationRecord) -> bool:
-        """Return whether the user may know of an operation at all."""
+        """Return whether the user may know that an operation exists."""
         if self.user.admin:
             return True
         if not record.acl and self._find_denying().isdisjoint(record.trees):
@@ -131,7 +132,7 @@ class Rights:
         return self._readable[key]
 
     def hides(self, operation_id: str) -> bool:
-        """Return whether the operation exists and is hidden from the user."""
+        """Return whether an operation exists but is hidden from the user."""
         if self.user.admin or not operation_id:
             return False
         hidden = self._hidden.get(operation_id)
@@ -145,8 +146,8 @@ class Rights:
         return text if self.user.admin else _WORD.sub(lambda each: HIDDEN if self.hides(each[0]) else each[0], text)
 
     def see_preemption(self, record: PreemptionRecord) -> PreemptionRecord | None:
-        """Return a preemption without its beneficiary if that operation is hidden from the user; None if the preempted
-        operation is hidden."""
+        """Return a preemption, without the beneficiary if that operation is hidden from the user. Returns None if the
+        preempted operation is hidden."""
         if self.hides(record.operation_id):
             return None
         if not self.hides(record.preemptor_operation_id):
@@ -157,7 +158,7 @@ class Rights:
         return msgspec.structs.replace(record, why=why, preemptor_operation_id="", preemptor_job_id="")
 
     def _find_denying(self) -> set[str]:
-        """Trees with an entry that denies reading. Mostly there are none, while very many operations are listed."""
+        """Return the trees with an entry that denies reading. Usually there are none, so listing stays fast."""
         if self._denying is None:
             self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
         return self._denying
@@ -168,19 +169,20 @@ class Rights:
 
 
 def explicit_pool(pool: PoolElement) -> str:
-    """Return the nearest explicit pool at or above ``pool``, whose access list applies to it; ``<Root>`` for none."""
+    """Return the explicit pool whose access list applies to ``pool``: the pool itself or the nearest above; else
+    ``<Root>``."""
     return next((each.name for each in (pool, *pool.ancestors()) if each.config is not None), ROOT_POOL)
 
 
 def name_pool(tree: str, pool: str) -> str:
-    """Name a pool, or the tree for ``<Root>``, in a message."""
+    """Return the name of a pool or, for ``<Root>``, of the tree, for a message."""
     return f"pool tree {quoted(tree)}" if pool == ROOT_POOL else f"pool {quoted(pool)}"
 
 
 def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Access:
-    """Return everything that decides about an explicit pool of a tree, or about the tree itself for ``<Root>`` (12.2).
+    """Return everything that decides about an explicit pool of a tree or, for ``<Root>``, about the tree (12.2).
 
-    ``of_child``: the part that a pool inside of it inherits.
+    ``of_child``: return only the part that a pool inside of this pool inherits.
     """
     entries: list[StandingEntry] = []
     owner, listed, inherits = "", "", True

@@ -1,6 +1,6 @@
-"""Rights that each command needs, and the check that a user has them (semantics.md 12.3). Pure.
+"""Rights that each command needs, and the check that a user has these rights (semantics.md 12.3). Pure.
 
-``check`` runs before ``prepare``: a command refused for missing rights reveals nothing of its effect.
+``check`` runs before ``prepare``: a command that is refused for missing rights reveals nothing about its effects.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ WORDS: Final[Mapping[Permission, str]] = {
     "manage": "change",
     "read_secrets": "read the environment and logs of",
 }
-"""What each permission allows, followed by its object."""
+"""Permission -> what it allows, as words that precede the object."""
 
 GUARANTEES: Final = frozenset({
     "weight", "max_share_ratio", "strong_guarantee_resources", "integral_guarantees", "resource_limits",
     "max_operation_count", "max_running_operation_count", "resource_limits_overcommit_tolerance", "max_retry_memory",
     "budget", "flatten", "lending_limit",
 })  # fmt: skip
-"""Resources that a pool gets from its parent: giving it more of them needs ``write`` on the parent."""
+"""Options that decide what a pool gets from its parent. To give it more needs ``write`` on the parent."""
 
 OF_OWNERS: Final = frozenset({
     "mode", "fifo_sort_parameters", "forbid_immediate_operations", "create_ephemeral_subpools",
     "ephemeral_subpool_config", "allow_children_guarantees", "set_container_cpu_limit", "retry_policy",
     "usage_half_life",
 })  # fmt: skip
-"""Options about the use of what a pool has. Options in neither set need ``administer``."""
+"""Options that decide how a pool uses what it has. Options in neither set need ``administer``."""
 
 OF_TREE_ADMINISTRATORS: Final = frozenset({"acl", "inherit_acl", "owner", "acl_required"})
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A permission that a command needs: on an operation, on a pool (``<Root>``: its tree), or, without a tree, the
-    administrator's role. ``aim``: its purpose, if not obvious. ``was_open``: version 0.1 gave it to every user with a
-    token, and so does a store without any access list."""
+    """A permission that a command needs on an operation or on a pool (``<Root>``: its tree); without ``tree`` the role
+    of an administrator. ``aim``: purpose, if that is not obvious. ``was_open``: version 0.1 gave this permission to
+    every user with a token; if a store has no access list, users still have it."""
 
     permission: Permission
     tree: str = ""
@@ -99,7 +99,7 @@ class Need:
         return Verdict(False, "that is for administrators of the scheduler")
 
     def describe(self) -> str:
-        """Describe what the permission allows, and on what: start operations in pool "nlp"."""
+        """Describe what the permission allows and on which object: start operations in pool "nlp"."""
         if self.operation is not None:
             what = f"operation {self.operation.id}"
         else:
@@ -108,13 +108,13 @@ class Need:
 
 
 def decide(state: State, command: Command, user: User) -> list[Verdict]:
-    """Return one decision for each right that a user's command needs."""
+    """Return the decision on each right that a user's command needs."""
     rights = Rights(state, user)
     return [need.verdict(rights) for need in list_needs(state, command, rights)]
 
 
 def check(state: State, command: Command, user: User) -> str:
-    """Return a sentence about what allows a user's command. Raises CommandError with code ACCESS_DENIED."""
+    """Return a sentence that says what allows a user's command. Raises CommandError with code ACCESS_DENIED."""
     rights = Rights(state, user)
     allowed = []
     for need in list_needs(state, command, rights):
@@ -135,7 +135,7 @@ def check_operation(rights: Rights, record: OperationRecord, permission: Permiss
 
 
 def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
-    """Return the refusal of a command: who may not do what, why, and who can change that."""
+    """Return the error that refuses a command. It says who may not do what, why, and who can change that."""
     helpers: list[str] = []
     if need.operation is not None:
         helpers = list_administrators(rights.access_to_operation(need.operation))
@@ -147,7 +147,7 @@ def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
 
 
 def list_needs(state: State, command: Command, rights: Rights) -> Iterator[Need]:
-    """The rights that a command needs. A named object that does not exist needs none: the command itself is refused."""
+    """Yield the rights that a command needs. A missing object needs none: the command itself is then refused."""
     yield from _NEEDS[type(command)](state, command, rights)
 
 
@@ -184,13 +184,13 @@ def _edited_names(tree: TreeConfig, edits: tuple[Edit, ...]) -> Iterator[str]:
 
 
 def canonical_names(kind: Any, given: object) -> Iterator[str]:
-    """Return canonical names of the attributes in a dictionary; none if it is no dictionary."""
+    """Yield the canonical names of the attributes in a dictionary; no names if it is no dictionary."""
     for name in given if isinstance(given, Mapping) else ():
         yield from canonical_path(kind, (str(name),))
 
 
 def _administer_option(rights: Rights, tree: str, pool: str, name: str, aim: str) -> Need:
-    """Return the need for ``administer``, or also ``write`` for options that an open pool allowed in version 0.1."""
+    """Return the need for ``administer``, or for ``write`` if the pool is open and version 0.1 had the option."""
     is_old = name not in OF_TREE_ADMINISTRATORS and rights.access_to(tree, pool).is_open
     return Need("write" if is_old else "administer", tree, pool, aim=aim)
 
@@ -230,12 +230,12 @@ def _change_pool(state: State, command: commands.ChangePool, rights: Rights) -> 
 
 
 def _raised(pool: PoolConfig, edits: list[Edit]) -> list[str]:
-    """Return the options by which a pool would get more from its parent than it has."""
+    """Return the options by which a pool would get more from its parent than it has now."""
     try:
         attributes, _, _ = edit("pool", pool.attributes, pool.spelled, edits)
         new = read_pool(attributes)
     except CommandError:
-        return ["a refused value"]  # for missing rights first
+        return ["a refused value"]  # missing rights are reported before the value
     return [name for name in sorted(GUARANTEES) if _gets_more(name, pool.settings, new)]
 
 
@@ -244,9 +244,9 @@ def _gets_more(name: str, old: PoolSettings, new: PoolSettings) -> bool:
     if name == "integral_guarantees":
         return _is_more_integral(before, after)
     if name in ("budget", "flatten", "lending_limit"):
-        return bool(before != after)  # whether it is less depends on too much
+        return bool(before != after)  # whether the new value is lower depends on too much
     if isinstance(before, Mapping):
-        # A missing guarantee is 0, a missing limit is unlimited.
+        # A resource without a guarantee has guarantee 0; without a limit it is unlimited.
         missing = float("inf") if name == "resource_limits" else 0.0
         return any(after.get(key, missing) > before.get(key, missing) for key in {*before, *after})
     if before == after:
@@ -291,7 +291,7 @@ def _move_pool(state: State, command: commands.MovePool, _: Rights) -> Iterator[
 
 
 def _move(state: State, tree: TreeConfig, pool: PoolConfig, parent: str, name: str) -> Iterator[Need]:
-    """Return needs of another parent or name besides ``write`` on the pool."""
+    """Yield what a change of a pool's parent or name needs, in addition to ``write`` on the pool."""
     if (parent, name) == (pool.parent, pool.name):
         return
     yield Need("modify_children", tree.name, pool.parent)
@@ -307,8 +307,8 @@ def _move(state: State, tree: TreeConfig, pool: PoolConfig, parent: str, name: s
 
 
 def _inherit_anew(tree: TreeConfig, old: str, new: str, name: str) -> Iterator[Need]:
-    """Return needs of a pool, with its operations and their secrets, that would get another access list by going from
-    ``old`` to ``new``."""
+    """Yield what the move of a pool from ``old`` to ``new`` needs, because the pool would inherit a different access
+    list, which also decides about its operations and their secrets."""
     pool = tree.pools.get(name)
     inherited = [_inherited(tree, parent, NO_POOL_SETTINGS if pool is None else pool.settings) for parent in (old, new)]
     if inherited[0] != inherited[1]:
@@ -324,7 +324,7 @@ def _inherited(tree: TreeConfig, parent: str, settings: PoolSettings) -> Any:
 
 
 def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterator[Need]:
-    """Return needs of a pool with this name, which takes over the operations of an ephemeral one (2.9)."""
+    """Yield what a new explicit pool needs if it takes the name and the operations of an ephemeral pool (2.9)."""
     living = state.trees[tree.name].pools.get(name)
     if living is None or living.config is not None or not _is_pool(tree, parent):
         return
@@ -335,7 +335,7 @@ def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterat
 
 
 def _transfer(state: State, command: commands.TransferPoolResources, _: Rights) -> Iterator[Need]:
-    """Return ``write`` on the parent of each pool that changes: both pools, and those between them and their common
+    """Yield ``write`` on the parent of each pool that changes: of both pools, and of their ancestors below the common
     ancestor."""
     tree = state.config.trees.get(command.tree)
     if tree is None or command.source not in tree.pools or command.destination not in tree.pools:
@@ -369,7 +369,7 @@ def _start(state: State, command: operations.StartOperation, rights: Rights) -> 
 
 
 def _manage(state: State, command: Any, _: Rights) -> Iterator[Need]:
-    """Return ``manage`` on the operation. Raises CommandError if it does not exist."""
+    """Yield the need for ``manage`` on the operation. Raises CommandError if the operation does not exist."""
     yield Need("manage", operation=state.find_record(command.operation_id))
 
 
@@ -422,7 +422,7 @@ def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
 
 def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
     target = make_target(state.config, command, _planned_ids()).config
-    # The commands that take the target back to the present, reversed: pools have their present names.
+    # These commands undo the changes from the target to the present; in them pools have their present names.
     for each in list_reverse_commands(compare_configs(target, state.config, exact=True)):
         yield from list_needs(state, each, rights)
     yield from _inherit_at_once(state.config, target)
@@ -434,7 +434,7 @@ def _planned_ids() -> Callable[[], str]:
 
 
 def _inherit_at_once(config: Config, target: Config) -> Iterator[Need]:
-    """Apply ``_inherit_anew`` to pools that many changes move at once: the pools above them may be new, too."""
+    """Yield what ``_inherit_anew`` does, for pools that are moved by many changes at once: their parents may be new."""
     for name, tree in target.trees.items():
         old = config.trees.get(name)
         if old is None or old is tree:
@@ -485,4 +485,4 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     operations.AbortJob: _manage_job,
     operations.AbandonJob: _manage_job,
 }
-"""Command -> its needs; a command that is missing here cannot be executed."""
+"""Command -> function that yields what it needs. A command that is missing here cannot be executed."""

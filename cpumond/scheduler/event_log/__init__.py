@@ -1,7 +1,7 @@
-"""The scheduler's side of the store's log: entries that wait to be written, refusals, the change to undo.
+"""The scheduler's side of the store's log: entries that wait to be written, refusals, and changes to undo.
 
-Events of a write are entries of that write. Others wait for the next period (``take``), except refusals and pins, which
-are written at once: their users find them in the audit log as soon as they have the answer.
+The events of a change are stored in the write of that change. Refusals and pins are written at once: users find them in
+the audit log as soon as they have the response. All other events wait for the next period (``take``).
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from cpumond.scheduler.store import Entry, Store, StoreError
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING: Final = 10_000
-"""Most entries kept while the store refuses writes, the newest; also the most observations of one period."""
+"""Maximum number of entries kept while the store refuses writes; the oldest are dropped. Also the maximum number of
+observations in one period."""
 MAX_SEARCHED: Final = 1000
-"""Most entries searched for the later change of something."""
+"""Maximum number of entries that are searched for a later change of the same object."""
 PAGE: Final = 100
 
 BURST: Final = 100.0
 PER_S: Final = 1.0
-"""Refusals of one user that get their own entry: BURST at once, and this many a second after that."""
+"""Refusals of one user that get entries of their own: first BURST, then PER_S per second."""
 REPEAT_S: Final = 60.0
-"""Seconds in which the same refusal is only counted."""
+"""Seconds in which a repeated refusal is only counted."""
 MAX_USERS: Final = 10_000
 
 MAX_LOGGED: Final = 20
-"""Most changed attributes in a line of the log."""
+"""Maximum number of changed attributes in a line of the program's log."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class _Refused:
 
 
 class EventLog:
-    """The event log of one ``Scheduler``. ``write`` stores entries in a write of their own, and raises StoreError."""
+    """The event log of one ``Scheduler``. ``write``: stores entries in a write of their own; may raise StoreError."""
 
     def __init__(
         self, state: State, store: Store, now: Callable[[], float], write: Callable[[Sequence[Entry]], Awaitable[None]]
@@ -68,7 +69,7 @@ class EventLog:
         self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
         self._refused: dict[str, _Refused] = {}
         self.totals: Counter[str] = Counter()
-        """Kind -> number of events since the start."""
+        """Kind -> number of events since the scheduler started."""
         state.happened = deque(maxlen=MAX_WAITING)
 
     # --- writing
@@ -82,7 +83,7 @@ class EventLog:
         return Entry(told.event.at, told.subjects, encode_record(told.event))
 
     def take(self) -> list[Entry]:
-        """Return all waiting entries, oldest first; the caller writes them, or gives them back."""
+        """Return all waiting entries, oldest first. The caller writes them, or calls ``give_back``."""
         entries = [*self._waiting, *map(self.encode, self._take_counted())]
         self._waiting.clear()
         if self._state.happened:
@@ -92,11 +93,11 @@ class EventLog:
         return entries
 
     def give_back(self, entries: Iterable[Entry]) -> None:
-        """Take back entries that could not be written; the next period tries again."""
+        """Take back entries that could not be written; ``take`` returns them again in the next period."""
         self._waiting.extendleft(reversed([*entries]))
 
     async def record(self, told: IndexedEvent) -> None:
-        """Write an event at once; if the store refuses, it is written later."""
+        """Write an event at once. If the store refuses the write, the event is written later."""
         log_event(told.event)
         entries = [self.encode(told)]
         try:
@@ -105,7 +106,7 @@ class EventLog:
             self.give_back(entries)
 
     async def record_refusal(self, told: IndexedEvent) -> None:
-        """Write a refusal at once; one of too many, or a repeated one, is only counted and written later."""
+        """Write a refusal at once. If there are too many, or it repeats the last one, count it and write it later."""
         event, now = told.event, self._now()
         same = msgspec.structs.replace(event, at=0.0)
         user = event.user or (f"node {event.node}" if event.node else "")
@@ -119,7 +120,7 @@ class EventLog:
         await self.record(told)
 
     def _take_counted(self) -> list[IndexedEvent]:
-        """Return counted refusals whose time has come, and drop users without refusals."""
+        """Return counted refusals that are due to be written, and forget users without refusals."""
         now, found = self._now(), []
         for user, known in list(self._refused.items()):
             if now - known.last_at < REPEAT_S:
@@ -137,24 +138,24 @@ class EventLog:
     async def read(
         self, subjects: Sequence[str], *, before: int | None = None, since: float = 0.0, limit: int = PAGE
     ) -> list[tuple[int, Event]]:
-        """Return the newest events about all of ``subjects``, with their numbers. Raises StoreError."""
+        """Return the newest events that have all of ``subjects``, each with its number. Raises StoreError."""
         found = await asyncio.to_thread(self._store.read_log, subjects, before=before, since=since, limit=limit)
         return await asyncio.to_thread(_decode_all, found)
 
     async def resolve(self, command: UndoChange) -> Undo:
-        """Return the changes of a command to undo. Raises CommandError if it does not exist or changed nothing."""
+        """Return the changes of the event to undo. Raises CommandError if the event is missing or changed nothing."""
         found = await self.read((), before=command.number + 1, limit=1)
         number, event = found[0] if found else (0, None)
         if event is None or number != command.number or event.kind not in AUDITED:
             raise CommandError(f"there is no change {command.number}; `cpumond events` lists them", RESOLVE)
         if not event.changes:
-            # The user's rights were not checked yet, so the refusal does not reveal the event.
+            # The rights of the user have not been checked yet; therefore the error does not reveal the event.
             raise CommandError(f"change {number} changed no tree or pool; only such changes can be undone")
         changes = (ConfigChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in event.changes)
         return Undo(number, tuple(changes))
 
     async def explain(self, undo: Undo, refusal: ChangedSinceError) -> CommandError:
-        """Return the refusal of an undo, with the later change that prevents it. Raises StoreError."""
+        """Return the error that refuses an undo, with the later change that prevents it. Raises StoreError."""
         place = f"pool:{refusal.tree}/{refusal.pool}" if refusal.pool else f"tree:{refusal.tree}"
         subjects = ["kind:command", *([place] if refusal.tree else [])]
         before, searched, to_blame = None, 0, ""
@@ -184,7 +185,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
-    """Decode entries, skipping those that a newer version wrote in another format."""
+    """Decode entries. Entries that a newer version wrote in a different format are skipped."""
     events = []
     for number, entry in found:
         try:
@@ -195,7 +196,7 @@ def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
 
 
 def log_event(event: Event, **more: Any) -> None:
-    """Log an audited event in the scheduler's own log, for journald; ``more`` are further fields."""
+    """Write an audited event to the program's log, for journald. ``more``: further fields."""
     told = msgspec.to_builtins(event, str_keys=True)
     changes = told.pop("changes", [])
     request = told.pop("request", {})

@@ -1,7 +1,7 @@
-"""Events of commands and refused requests, never with a secret. Pure.
+"""Makes events of commands and refused requests. They never contain a secret. Pure.
 
-Of specifications only the fields in ``KEPT`` and ``KEPT_OF_TASKS`` are kept: not the environment, commands, or anything
-else that a user may have written there.
+Events contain only the fields ``KEPT`` and ``KEPT_OF_TASKS`` of a specification: neither the environment, nor commands,
+nor anything else that a user may have written there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cpumond.scheduler.state.token_commands import CreateToken, TokenCommand
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_SHOWN: Final = 300
-"""Most characters of a value in a request."""
+"""Maximum number of characters of a value in a request."""
 MAX_NAMED: Final = 3
-"""Most changed attributes, or tasks, that a sentence names."""
+"""Maximum number of changed attributes, or of tasks, that a sentence names."""
 MAX_PLAN: Final = 1000
 MAX_TASKS: Final = 20
 
@@ -51,7 +51,7 @@ AnyCommand = Command | TokenCommand | UndoChange
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its user, the plan that the user saw before, the sentence of the decision that allowed it."""
+    """A request: its user, the plan that the user saw before, and the decision that allowed it as a sentence."""
 
     user: User
     plan: str = ""
@@ -62,7 +62,7 @@ class Asked:
 def make_command_event(
     state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float
 ) -> IndexedEvent:
-    """Make the event of a command that is about to be stored with ``change``; ``state`` is the state before it."""
+    """Make the event of a command that is about to be stored with ``change``. ``state``: the state before that."""
     if isinstance(command, TokenCommand):
         return _make_token_event(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
@@ -104,7 +104,7 @@ def make_refusal_event(
 def make_request_event(
     name: str, asked: Asked, text: str, now: float, kind: EventKind = "command", **facts: Any
 ) -> Event:
-    """Make the event of a request with that name: a command, a pin, a refused query. ``facts`` are fields of Event."""
+    """Make the event of a request, which is a command, a pin or a refused query. ``facts``: further fields of Event."""
     user = asked.user
     who = format_user(user)
     return Event(
@@ -123,7 +123,7 @@ def make_request_event(
 
 
 def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> IndexedEvent:
-    """Make the event of a pin, or its end, that the job's node has carried out."""
+    """Make the event that the node of a job has set or ended a pin."""
     limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
     how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
     element = job.element
@@ -136,22 +136,23 @@ def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, ask
 
 
 def format_user(user: User) -> str:
-    """``alice``, or ``root in the name of alice``; "" without a user."""
+    """Return ``alice``, or ``root in the name of alice``; "" if there is no user."""
     name = printable(user.name)
     return f"{printable(user.acting)} in the name of {name}" if user.acting else name
 
 
 def list_fields(command: Any) -> dict[str, Any]:
-    """The fields of a command, long ones shortened, without secrets; of a specification only the public fields."""
+    """Return the fields of a command without secrets; long values are shortened. Of a specification only public fields
+    are returned."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
-        return {}  # the command succeeded; its event does without them
+        return {}  # the command succeeded; its event has no fields
     fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
     if isinstance(command, operations.StartOperation):
         fields = {"type": command.type, "spec": _list_known(command.spec)}
     elif isinstance(command, ApplyTree):
-        del fields["tables"]  # the changes describe it
+        del fields["tables"]  # the changes have the contents
     elif isinstance(command, operations.PatchOperation):
         fields["patches"] = list_known(command.patches)
     elif isinstance(command, operations.UpdateOperation):
@@ -160,7 +161,7 @@ def list_fields(command: Any) -> dict[str, Any]:
 
 
 def cut(value: Any) -> Any:
-    """Return a short value, or the beginning of its text."""
+    """Return a value if it is short, else the beginning of its text."""
     if isinstance(value, dict) and len(value) <= MAX_TASKS:
         return {str(key)[:MAX_SHOWN]: cut(each) for key, each in value.items()}
     text = str(value)
@@ -200,7 +201,7 @@ def _pool_of(command: Any) -> str:
 
 
 def _name_of(command: Any) -> str:
-    """Return the kind of a command in words, with its object: ``change pool "a"``."""
+    """Return the kind of a command in words, and its object: ``change pool "a"``."""
     words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
     name = _pool_of(command) or getattr(command, "job_id", "") or getattr(command, "operation_id", "")
     name = name or getattr(command, "name", "")
@@ -210,7 +211,7 @@ def _name_of(command: Any) -> str:
 
 
 def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
-    """Return the pools that changes concern, with their names and parents before and after."""
+    """Yield the pools that changes concern, by their names before and after the change, and their parents."""
     for each in changes:
         yield each.tree, each.pool or ROOT_POOL
         for value in (each.old, each.new):
@@ -221,7 +222,7 @@ def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
 
 
 def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> IndexedEvent:
-    """Make the event of a token command; a token is named by its id, the first digits of its hash."""
+    """Make the event of a token command. The token is named by its id, which is the first digits of its hash."""
     users = [record.user for record in change.tokens]
     of_user = f" of {printable(users[0])}" if users else ""
     if isinstance(command, CreateToken):
@@ -360,5 +361,5 @@ def _describe_operation(command: Any, record: OperationRecord | None) -> str:
 
 
 def name_operation(record: OperationRecord) -> str:
-    """``operation 1-2-3-4 "title"``."""
+    """Return an operation's name: ``operation 1-2-3-4 "title"``."""
     return f"operation {record.id}" + (f" {quoted(record.title)}" if record.title else "")

@@ -1,7 +1,7 @@
-"""Events of changes without a command: nodes, preemptions, failed operations, contested limits. Pure.
+"""Makes events of changes without a command: nodes, preemptions, failed operations, contested limits. Pure.
 
-Events of a transaction are stored with its own write (``make_change_events``). Mere observations (``noticed``,
-preemptions) are put into ``State.happened`` at that moment and stored in the next period (``make_noticed_events``).
+Events of a transaction are stored in the same write (``make_change_events``). Observations (``noticed``, preemptions)
+are put into ``State.happened`` when they are made, and stored in the next period (``make_noticed_events``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_NODES: Final = 100
-"""Most nodes by which one event about preemptions can be found."""
+"""Maximum number of nodes by which an event about preemptions can be found."""
 
 
 def make_start_event(now: float, version: str, term: int) -> Event:
-    """Make the event that the scheduler loaded its state and begins; ``term``: in which it leads, 0 if it is alone."""
+    """Make the event that the scheduler loaded its state and begins. ``term``: in which it leads, 0 if it is alone."""
     if term:
         text = f"this scheduler, version {version}, leads in term {term}"
         return Event(at=now, kind="take_over", text=text, term=term)
@@ -43,7 +43,7 @@ def make_refused_node_event(registration: NodeRegistration, refusal: CommandErro
 
 
 def make_change_events(state: State, change: Transaction, now: float) -> Iterator[IndexedEvent]:
-    """Make the events of a transaction's changes that no command names; ``state`` is the state before it."""
+    """Make the events of those changes of a transaction that no command names. ``state``: the state before it."""
     for node_record in change.nodes:
         event = _make_registration_event(state, node_record, now)
         if event is not None:
@@ -70,7 +70,7 @@ def make_change_events(state: State, change: Transaction, now: float) -> Iterato
 
 
 def _describe_budget(account: Account, record: BudgetRecord, now: float) -> str:
-    """Describe a new record of a budget; "" if only more was spent."""
+    """Describe a budget's new record; "" if nothing but the spent amount changed."""
     before, budget = account.record, account.budget
     what = f"the budget of {record.kind} {quoted(account.name)} in tree {quoted(account.tree)}"
     if before.period and before.period != record.period and before.budget.period == budget.period != "rolling":
@@ -104,7 +104,7 @@ def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now:
     places = [(tree, options.pool) for tree, options in record.trees.items()]
     tree, pool = places[0] if places else ("", "")
     text = f"{name_operation(record)} of {printable(record.user)} failed: {record.error}"
-    # ``user`` is the sender of a request; the operation's user is only in the subjects.
+    # ``user`` is the sender of a request; therefore the operation's user is only in the subjects.
     event = Event(at=now, kind="operation_failed", text=text, operation=record.id, tree=tree, pool=pool)
     told = Subjects(event).add_pools(trees, places).index()
     return IndexedEvent(event, (*told.subjects, f"user:{record.user}"))
@@ -113,8 +113,8 @@ def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now:
 def make_noticed_events(
     trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]
 ) -> Iterator[IndexedEvent]:
-    """Make the events of observations since the last time. Preemptions that agree in victim operation, beneficiary and
-    kind are one event."""
+    """Make the events of observations since the last period. Preemptions with the same preempted operation, beneficiary
+    and kind are one event."""
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
     for each in happened:
         if isinstance(each, PreemptionRecord):

@@ -1,7 +1,7 @@
-"""Events as values: commands with their users (the audit log), and other changes. Pure.
+"""Events as values: commands with their users, which form the audit log, and other changes. Pure.
 
-``commands`` makes events of commands and refusals, ``happenings`` of other changes. An entry of the store's log is
-found by its subjects, which ``Subjects`` collects.
+``commands`` makes events of commands and refusals; ``happenings`` makes events of other changes. Entries of the store's
+log are found by their subjects, which ``Subjects`` collects.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ EventKind = Literal[
     "started",
     "reload",
 ]
-"""``command`` and ``refused`` form the audit log. ``started``: the scheduler started; ``take_over``: it became the
-leader; ``reload``: it read its tokens or certificates again. ``node_silent``: no heartbeats arrive, and its jobs wait;
-``node_lost``: it was declared lost with its jobs. ``operation_stuck``: no job of it can start, whatever ends (3.7).
-``node_failing``: jobs fail on it in a row, and it is held off if allowed; ``node_works``: that is over (2.14).
-``budget``: a core-hour budget is low, spent or started again (2.15)."""
+"""``command`` and ``refused`` form the audit log. ``started``: the scheduler started. ``take_over``: it became the
+leader. ``reload``: it read its tokens or certificates again. ``node_silent``: no heartbeats arrive, its jobs wait.
+``node_lost``: the node was declared lost with its jobs. ``operation_stuck``: none of its jobs can start (3.7).
+``node_failing``: jobs fail on the node in a row, and it is held off if allowed. ``node_works``: this has ended (2.14).
+``budget``: a core-hour budget is low or spent, or its period began again (2.15)."""
 
 KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})
 
 AUDIT: Final = "audit"
 TIMELINE: Final = "timeline"
-"""Subjects of everything in the audit log, and of everything that all users may see: all but refusals."""
+"""Subjects of the whole audit log, and of all events that all users may see: all but refusals."""
 
 MAX_POOLS: Final = 1000
-"""Most pools by which an entry can be found; a command may change more."""
+"""Maximum number of pools by which an entry can be found. A command may change more pools."""
 
 
 class EventChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One attribute before and after, see ``settings.changes.ConfigChange``."""
+    """One attribute before and after a change; see ``settings.changes.ConfigChange``."""
 
     tree: str
     pool: str
@@ -62,10 +62,10 @@ class EventChange(msgspec.Struct, frozen=True, omit_defaults=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored event. ``at``: seconds since 1970.
 
-    ``text`` is a sentence. ``user`` sent the request, ``acting`` is the administrator who sent it in that name,
-    ``origin`` its source and how the user was identified. ``command``: type of the command, or the kind of preemption.
-    ``request``: the command's fields without secrets. ``plan``: the plan that the user saw before. ``allowed_by``:
-    sentence of the decision. ``undoes``: number of the event that it undoes.
+    ``text``: a sentence. ``user``: sender of the request. ``acting``: administrator who sent it in that name.
+    ``origin``: source of the request, and how the user was identified. ``command``: type of the command, or kind of
+    preemption. ``request``: fields of the command without secrets. ``plan``: plan that the user saw before.
+    ``allowed_by``: the decision as a sentence. ``undoes``: number of the event that this one undoes.
     """
 
     at: float
@@ -86,13 +86,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed_by: str = ""
     refused: str = ""
     count: int = 1
-    """Number of equal events that this one stands for."""
+    """Number of equal events that this event represents."""
     term: int = 0
     undoes: int = 0
 
 
 class Subjects:
-    """Subjects by which an event is found: "user:alice", "pool:default/research" (each pool above, too), "node:n1"."""
+    """Subjects by which an event is found: "user:alice", "pool:default/research" and each pool above, "node:n1"."""
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -134,7 +134,7 @@ class Subjects:
 
 
 class IndexedEvent(NamedTuple):
-    """An event and the subjects that it is indexed under, ready to be stored."""
+    """An event, ready to be stored, and the subjects under which it is indexed."""
 
     event: Event
     subjects: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Events of observations of the state that no stored record implies. Pure; imported by the state."""
+"""Makes events of the state's observations that no stored record implies. Pure; imported by the state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpumond.scheduler.elements import Job, Node, Operation
 from cpumond.scheduler.events import Event
 
 CONTESTED: Final = frozenset({"contested", "overridden"})
-"""Modes in a job's reports that mean: another program sets the limit."""
+"""Values of ``mode`` in a job's reports which mean that another program sets the limit."""
 
 
 def make_silent_event(node: Node, now: float) -> Event:
@@ -23,7 +23,8 @@ def make_returned_event(node: Node, now: float) -> Event:
 
 
 def make_failing_event(node: Node, held: int, nodes: int, most: int, now: float) -> Event:
-    """``held`` of the ``nodes`` of its tree are now held off, at most ``most``."""
+    """Make the event that jobs fail on a node. ``held``: how many of the ``nodes`` in its tree are held off now.
+    ``most``: how many may be."""
     assert node.failing is not None
     bound = f"{held} of {count(nodes, 'node')} {'is' if held == 1 else 'are'} held off, at most {most} may be"
     text = f"node {quoted(node.id)}: {node.failing.describe(now)} ({bound})"
@@ -37,7 +38,7 @@ def make_works_event(node: Node, why: str, now: float) -> Event:
 
 
 def make_contested_event(job: Job, now: float) -> Event:
-    """The agent reports that another program sets the limit of a job."""
+    """Make the event that another program sets the limit of a job, as the agent reports."""
     how = "is contested: another program kept changing it back, and the agent gave it up"
     if job.report.mode != "contested":
         how = "is overridden by another program"

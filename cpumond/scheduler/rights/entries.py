@@ -1,4 +1,4 @@
-"""Entries of access lists of trees, pools and operations, and decisions by them (semantics.md 12). Pure."""
+"""Entries of access lists of trees, pools and operations, and decisions by these entries (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ OPERATION_PERMISSIONS: Final[tuple[Permission, ...]] = ("read", "manage", "read_
 """Permissions that the access list of an operation itself may contain."""
 
 OWNED: Final[frozenset[Permission]] = frozenset({*OPERATION_PERMISSIONS, "administer"})
-"""Permissions of the user who started an operation."""
+"""Permissions that the user who started an operation has on it."""
 
 ALLOWED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
     **{name: (name, "administer") for name in PERMISSIONS},
     "administer": ("administer",),
     "read": ("read", "manage", "administer"),
 }
-"""Permission -> the permissions that include it in an entry that allows."""
+"""Permission -> permissions that imply it: an entry that allows any of these also allows the permission."""
 
 DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
     **{name: (name,) for name in PERMISSIONS},
     "manage": ("manage", "read"),
     "read_secrets": ("read_secrets", "read"),
 }
-"""Permission -> the permissions whose denial also denies it: a user cannot act on what the user may not see."""
+"""Permission -> permissions whose denial also denies it: users cannot act on an object that they may not see."""
 
 NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
-"""Permissions that missing access lists give to no user: they are newer than stores without lists."""
+"""Permissions that no user has because of missing access lists: they are newer than stores without such lists."""
 
 EVERYONE: Final = "everyone"
 OWNER: Final = "owner"
@@ -47,7 +47,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class AccessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of ``@acl``. ``subjects``: users, groups, EVERYONE, OWNER. A denial overrides any allowing entry."""
+    """One entry of ``@acl``. ``subjects``: users, groups, EVERYONE, OWNER. A denial overrides entries that allow."""
 
     action: Literal["allow", "deny"]
     subjects: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
@@ -56,7 +56,7 @@ class AccessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether something is allowed, and the sentence that explains why."""
+    """Whether something is allowed, and the reason as a sentence."""
 
     allowed: bool
     because: str
@@ -64,8 +64,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StandingEntry:
-    """An entry that applies to an object. ``where``: object whose access list contains it; ``heir``: pool that inherits
-    it, "" if the list is its own."""
+    """An entry that applies to an object. ``where``: object whose access list contains the entry. ``heir``: pool that
+    inherits the entry; "" if it is in the object's own list."""
 
     entry: AccessEntry
     where: str
@@ -74,18 +74,18 @@ class StandingEntry:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Everything that decides about one tree, pool or operation.
+    """Everything that decides about the rights on one tree, pool or operation.
 
-    ``is_open``: it has no access list, own or inherited, and its tree does not set ``acl_required``. Then everything
-    that no entry decides is allowed, as it was before access lists existed, except NEVER_OPEN. ``owner`` may do
-    ``owned`` without an entry.
+    ``is_open``: it has neither an own nor an inherited access list, and its tree does not set ``acl_required``. If so,
+    what no entry decides is allowed, as before access lists existed, except NEVER_OPEN. ``owner``: user who has the
+    permissions ``owned`` without an entry.
     """
 
     what: str
     entries: tuple[StandingEntry, ...]
     is_open: bool
     closed_by: str
-    """Why it is not open, for the sentence of a refusal; "" if it is."""
+    """Why the object is not open, for the sentence of a refusal; "" if it is open."""
     owner: str = ""
     owned: frozenset[Permission] = frozenset()
 
@@ -118,7 +118,7 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
 
 
 def find_subject(user: User, entry: AccessEntry, access: Access) -> str:
-    """Return the subject of an entry that matches the user, in words; "" for none."""
+    """Return in words the subject of an entry that matches the user; "" if no subject does."""
     for subject in entry.subjects:
         if subject == EVERYONE:
             return EVERYONE
@@ -144,7 +144,7 @@ def _describe_decision(standing: StandingEntry, permission: Permission, user: Us
 
 
 def list_administrators(access: Access) -> list[str]:
-    """Return the subjects that an entry allows to administer an object, and its owner if OWNER is one of them."""
+    """Return the subjects that entries allow to administer an object. OWNER is replaced by the object's owner."""
     names = [
         access.owner if subject == OWNER else subject
         for standing in access.entries

@@ -1,9 +1,9 @@
 """Records of tokens that are created and revoked while the scheduler runs. Pure.
 
-The store has only hashes. A token that its user created with another token is valid no longer than that one, so
-revoking a stolen token also revokes what was created with it. A token loses groups that its user leaves: groups of
-[groups] are not stored, and other groups count only if the creating token has them. If neither can be checked later (an
-account, a proxy), the token ends after GROUPS_LIFE_S.
+The store has only hashes. A token that its user created with a different token is valid no longer than that one:
+revoking a stolen token also revokes the tokens created with it. A token loses groups that its user leaves: groups from
+[groups] are not stored, and other groups count only if the creating token has them. If neither can be checked later
+(the user was identified by an account or a proxy), the token ends after GROUPS_LIFE_S.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cpumond.core.words import format_utc
 from cpumond.scheduler.rights.users import ID_DIGITS, Role, User
 
 GROUPS_LIFE_S: Final = 30 * 86_400.0
-"""Most seconds for which a token is valid that got groups from a user known without a token."""
+"""Maximum seconds for which a token is valid if it has groups of a user who was identified without a token."""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored token, under its ``hash``. Times are seconds since 1970.
 
-    ``needs_entry`` is that of the user who created it. ``made_with``: id of the token with which its user created it,
-    "" if it was created by an administrator or a user known without a token.
+    ``needs_entry``: that of the user who created the token. ``made_with``: id of the token with which its user created
+    it; "" if an administrator, or a user who was identified without a token, created it.
     """
 
     hash: str
@@ -48,14 +48,14 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ends_at(self) -> float | None:
-        """Return when it ends, unless it is revoked before."""
+        """Return when the token ends unless it is revoked before; None if it never ends."""
         if not self.groups or not self.needs_entry or self.made_with:
             return self.expires_at
         bound = self.created_at + GROUPS_LIFE_S
         return bound if self.expires_at is None else min(bound, self.expires_at)
 
     def find_end(self, now: float) -> str:
-        """Return why it is no longer valid, as the end of a sentence; "" if it is valid."""
+        """Return why the token is no longer valid, as the end of a sentence; "" if it is valid."""
         if self.revoked_at is not None:
             return f"was revoked on {format_utc(self.revoked_at)}"
         end = self.ends_at
@@ -91,7 +91,7 @@ class TokenTable:
         return (record for record, _ in self._records.values())
 
     def put(self, record: TokenRecord) -> None:
-        """Install a record, replacing one with the same hash."""
+        """Install a record. It replaces a record with the same hash."""
         self._records[record.hash] = record, record.make_user()
         self._hashes[record.id] = record.hash
 
@@ -106,7 +106,7 @@ class TokenTable:
         return (found[0], self.user_of(found[0])) if found is not None and found[0].made_with else found
 
     def user_of(self, record: TokenRecord) -> User:
-        """Return the user of a token, with those of its groups that the token it was created with has."""
+        """Return the user of a token, with only those groups that the token with which it was created also has."""
         user = record.make_user()
         maker = self.find_id(record.made_with) if record.made_with else None
         kept = user.groups & frozenset(() if maker is None else maker.groups)

@@ -1,9 +1,9 @@
 """Tokens of a file, which identify users; only their hashes are kept (yt_protocol.md 9).
 
 A line is ``user:sha256-hex[:admin|user|proxy|node[:PATTERN]]``; a user may have several tokens. The token of a node
-registers the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, case-sensitive), or
-any without a pattern. Blank lines and lines that begin with ``#`` are skipped. Tokens are long and random
-(``make_token``), so one round of SHA-256 is enough.
+may register the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, case-sensitive);
+without a pattern, any node_id. Blank lines and lines that begin with ``#`` are skipped. Tokens are long and random
+(``make_token``); therefore one round of SHA-256 is enough.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 class Tokens:
-    """Users of a file by the hashes of their tokens; immutable."""
+    """Users of a file, by the hashes of their tokens. Immutable."""
 
     __slots__ = ("_ids", "_users")
 
     def __init__(self, users: Mapping[str, User] | None = None) -> None:
-        # Ids are set here: each heartbeat looks up one of these users, and copying it would cost more than all else.
+        # Ids are set here. Each heartbeat looks up one of these users; to copy the user then would cost most of that.
         self._users = {digest: replace(user, token_id=digest[:ID_DIGITS]) for digest, user in (users or {}).items()}
         self._ids = {user.token_id: user for user in self._users.values()}
 
@@ -54,20 +54,20 @@ class Tokens:
         return token_id in self._ids
 
     def find(self, digest: str) -> User | None:
-        """Return the user of the token with this hash, None if it is not in the file.
+        """Return the user of the token with this hash; None if the file does not have it.
 
-        The time of the look-up reveals at most a part of a stored hash. That does not help an attacker: no text can be
-        found for a hash, nor for its first digits, faster than by trying.
+        The time of the look-up reveals at most a part of a stored hash. This does not help an attacker: a text for a
+        hash, or for its first digits, can only be found by trial.
         """
         return self._users.get(digest)
 
     def user_of(self, token: str) -> User | None:
-        """Return the user of ``token``, None if it is not in the file."""
+        """Return the user of ``token``; None if the file does not have it."""
         return self.find(hash_token(token))
 
 
 def hash_token(token: str) -> str:
-    """Return the SHA-256 of a token in lower-case hex, as in the file; any text has one."""
+    """Return the SHA-256 of a token in lower-case hexadecimal, as in the file; accepts any text."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -79,13 +79,13 @@ def make_token() -> str:
 def load_tokens(path: str) -> Tokens:
     """Load the tokens of a file that only its owner can read.
 
-    Raises AccessError without rights; ConfigError for a file that others can read or that is missing, and for an
-    invalid line, with its number. Messages contain no hash, and no part of a line that may be a plain token.
+    Raises AccessError without rights to read the file. Raises ConfigError if it is missing or others can read it, and
+    for an invalid line, with its number. Messages contain no hash, and no part of a line that may be a plain token.
     """
     try:
-        # Opening a pipe does not wait for a writer.
+        # With O_NONBLOCK, opening a pipe does not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            # Check the open file, so that it cannot be exchanged between the check and the reading.
+            # The open file is checked: it cannot be exchanged between the check and the reading.
             status = os.fstat(file.fileno())
             _check_file(path, status)
             content = file.read(MAX_FILE_BYTES + 1)
@@ -106,7 +106,7 @@ def load_tokens(path: str) -> Tokens:
 
 
 def parse_tokens(text: str, where: str) -> Tokens:
-    """Parse the tokens of a file's text; messages call it ``where``. Raises ConfigError with the number of the line."""
+    """Parse the text of a file of tokens. ``where``: its name in messages. Raises ConfigError with the line number."""
     users: dict[str, User] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
@@ -140,7 +140,7 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
         )
     role = marks[0] if marks else "user"
     if role not in ROLES:
-        # This text may be anything, even a token: it is shown only if it resembles a role.
+        # This text may be anything, even a token. It is shown only if it resembles a role.
         near = nearest(role.lower(), ROLES)
         got = f"got {role!r}" if near and role.isprintable() else "got something else"
         raise ConfigError(f"{where}: expected nothing or {_OR_ROLES} after the hash, {got}")

@@ -1,4 +1,4 @@
-"""Senders of requests as values. Pure."""
+"""Users who send requests, as values. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 Role = Literal["admin", "user", "node", "proxy"]
-"""Purpose of a token, see ``User``."""
+"""Purpose of a token; see ``User``."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 MAX_NAME: Final = 256
-"""Most characters of a user's or a group's name."""
+"""Maximum number of characters in the name of a user or group."""
 
 ID_DIGITS: Final = 12
-"""Digits of a token's hash by which lists and logs name it."""
+"""Number of digits of a token's hash by which lists and logs name the token."""
 
 
 _WORDS: Final = ("everyone", "owner")
-"""Words of access lists for all users, and for the owner of a pool or an operation."""
+"""Words in access lists for all users, and for the owner of a pool or an operation."""
 
 
 def find_wrong_name(name: str) -> str:
@@ -31,11 +31,11 @@ def find_wrong_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Sender of a request. The access lists of pools decide what a user may do; an ``admin`` may do everything, and act
-    in another user's name.
+    """Sender of a request. The access lists of pools decide what a user may do. An ``admin`` may do everything, and act
+    in the name of other users.
 
-    ``node``: may only register nodes and send for them; ``pattern``: which node_ids, "" = any. ``proxy``: may only name
-    the users for whom it sends.
+    ``node``: may only register nodes and send their heartbeats. ``pattern``: matches the node_ids that it may use; ""
+    for any. ``proxy``: may only send requests for users whom it names.
     """
 
     name: str
@@ -45,16 +45,16 @@ class User:
     proxy: bool = False
     groups: frozenset[str] = frozenset()
     configured_groups: frozenset[str] = field(default=frozenset(), compare=False)
-    """Groups of ``groups`` that the scheduler's [groups] assign, however the user is identified."""
+    """Those of ``groups`` that the scheduler's [groups] assign, regardless of how the user is identified."""
     token_id: str = ""
-    """First digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
+    """First digits of its token's hash, by which lists and the audit log name the token; "" without a token."""
     origin: str = ""
     """Origin of the request and how its user is identified, for the audit log."""
     acting: str = ""
-    """Administrator who acts in this user's name; "" for none."""
+    """Administrator who acts in this user's name; "" if there is none."""
     needs_entry: bool = False
-    """Whether a pool without any access list is closed to this user. True for users who could send no request before
-    access lists existed, so that missing lists give them nothing."""
+    """Whether a pool without any access list is closed to this user. It is for users who could send no request before
+    access lists existed: missing lists give them no rights."""
 
     def may_be(self, node_id: str) -> bool:
         """Return whether a node's token is valid for this node_id."""

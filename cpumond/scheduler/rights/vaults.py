@@ -1,4 +1,4 @@
-"""Secrets of operations in the store: encrypted, with a key that is not stored there (semantics.md 12.6). Pure."""
+"""Secrets of operations in the store, encrypted with a key that is not stored there (semantics.md 12.6). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class SealedVault(msgspec.Struct, frozen=True, gc=False):
-    """Encrypted variables of an operation's jobs. ``key``: name of the key."""
+    """Encrypted environment variables of an operation's jobs. ``key``: name of the key that encrypted them."""
 
     operation_id: str
     key: str
@@ -18,12 +18,12 @@ class SealedVault(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Rough size in memory and in the store, in bytes."""
+        """Approximate size in memory and in the store, in bytes."""
         return len(self.content) + len(self.nonce)
 
 
 class VaultError(Exception):
-    """A vault that these keys do not decrypt, or that was changed."""
+    """A vault cannot be decrypted with these keys, or was changed."""
 
 
 class VaultKeys(Protocol):

@@ -1,8 +1,8 @@
-"""The running scheduler: one fair-share update per period, with commands and heartbeats between them.
+"""The running scheduler: one fair-share update per period, with commands and heartbeats between the updates.
 
-Only the event loop's thread reads and changes the state. Two kinds of work leave the thread: the computation of an
-update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, and changes are
-made one after the other. Heartbeats that change nothing lasting do not wait for them.
+Only the event loop's thread reads and changes the state. Two kinds of work are done in other threads: the computation
+of an update, which reads a frozen snapshot, and writes to the store. Changes are made one after the other; each is
+stored before it is applied. Heartbeats that change nothing lasting do not wait for changes.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ log = structlog.get_logger("cpumond.scheduler")
 
 COLLECT_PERIOD_S = 60.0
 FULL_COLLECTION = 5
-"""One collection in this many covers all objects, which delays heartbeats by a tenth of a second. The others cover only
-the objects created since the previous collection."""
+"""Every time after this number of collections, one covers all objects, which delays heartbeats by a tenth of a second.
+The other collections cover only objects that were created since the previous one."""
 MUTATION_AGE_S = 900.0
-"""Seconds for which repeated commands are recognised: longer than any client keeps trying (yt_protocol.md 8)."""
+"""Seconds for which repeated commands are recognised. Clients repeat commands for a shorter time (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
 MAX_GROUP = 64
-"""Most starts of operations that share a write; preparing them delays heartbeats by a few milliseconds."""
+"""Maximum number of starts of operations in one write. Preparing them delays heartbeats by a few milliseconds."""
 MAX_HELD_NAMED = 20
-"""Most operations that an error names whose secrets cannot be read."""
+"""Maximum number of operations that are named in an error about secrets that cannot be read."""
 _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
-"""Prefetched random numbers: each system call could let another thread take the interpreter for a while."""
+"""Random numbers, read in advance: with each system call a different thread could take the interpreter for a while."""
 
 
 class Clock:
-    """Seconds since 1970 that never step back or jump: the wall clock at the start plus the time since then.
+    """Seconds since 1970 that never go back or jump: the wall clock at the start, plus the time that has passed since.
 
-    A ``scale`` other than 1 makes time run faster; for tests only.
+    ``scale``: how much faster than real time this clock runs; differs from 1 only in tests.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -127,7 +127,7 @@ class Reply:
 
 @dataclass(eq=False, slots=True)
 class _WaitingStart:
-    """Start of an operation that waits for the store; ``done`` gets its result."""
+    """Start of an operation that waits for the store. ``done``: gets the result of the start."""
 
     command: StartOperation
     asked: Asked
@@ -144,14 +144,14 @@ class TreeUpdates:
     previous_time: float | None = None
     snapshot: Snapshot | None = None
     result: UpdateResult | None = None
-    """Input and result of the last update."""
+    """The last update, with its input."""
     stored: bytes = b""
 
 
 class Scheduler:
-    """The service without its sockets: the API, the exporter and tests call it.
+    """The scheduler's service without sockets. The API, the exporter and tests call it.
 
-    ``state`` may be read at any time from the event loop's thread. ``ready`` is set after the first update.
+    ``state`` may be read in the event loop's thread at any time. ``ready`` is set after the first update.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Scheduler:
         self.timings = Timings()
         self.started_at = clock.now()
         self.store_problem = ""
-        """Why the next process would not find the store where it is, "" normally. Until this is fixed commands are
+        """Why the next process would not find the store at its place; "" if it would. While this is set, commands are
         refused."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
@@ -183,7 +183,7 @@ class Scheduler:
         self._ending: asyncio.Future[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
-        """``remembered``: records that ``remember`` made in an earlier run, by key, oldest first."""
+        """``remembered``: records that ``remember`` of ``execute`` made in an earlier run, by key, oldest first."""
         _log_unreadable(self.state)
         self.state.period_s = first_period_s(
             len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
@@ -192,17 +192,17 @@ class Scheduler:
         self.idle = IdleWatch(self.state, clock.now)
         self.rollout = RolloutWatch(self.state, clock.now, self.execute)
         self.history: HistoryRecorder | None = None
-        """None if no history is kept."""
+        """Recorder of the history; None if no history is kept."""
         self.forecasts: Forecasts | None = None
-        """None if forecasts are off."""
+        """Forecasts of operations; None if they are off."""
         self.trace: Callable[[], None] | None = None
-        """Sends traces of operations that have ended; None if none are sent."""
+        """Function that sends traces of operations that have ended; None if no traces are sent."""
         self.waste: WasteNotices | None = None
-        """None if no notices of waste are sent."""
+        """Sends notices of waste; None if no notices are sent."""
         self.retention: LogRetention | None = None
-        """None if the store's log is never truncated."""
+        """Truncates the store's log; None if the log is never truncated."""
         self.lead: Callable[[], LeadView] | None = None
-        """Leader election; None if only this scheduler uses the store."""
+        """Function that shows the leader election; None if only this scheduler uses the store."""
         self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
 
     async def execute(
@@ -212,14 +212,13 @@ class Scheduler:
         remember: Callable[[Reply], Change] | None = None,
         plan: str = "",
     ) -> Reply:
-        """Check a command as a whole, store it and apply it. Raises CommandError or StoreError.
+        """Check a command as a whole, then store and apply it. Raises CommandError or StoreError.
 
-        A ``user`` given as text has all rights. A command that the user has no right to is refused before any other
-        check.
+        ``user``: a user given as text has all rights. Rights are checked before anything else.
 
-        The record that ``remember`` makes is stored in the same write, for a client that repeats the command; its kind
-        is MUTATION and it is kept for MUTATION_AGE_S. ``plan``: plan that the user saw before, for the audit log, which
-        stores the command in the same write.
+        ``remember``: makes a record, of kind MUTATION, for the case that the client repeats the command. The record is
+        stored in the same write as the command, and kept for MUTATION_AGE_S. ``plan``: plan that the user saw before.
+        The entry of the audit log contains it, which is also part of this write.
         """
         actor = user if isinstance(user, User) else User(user, admin=True)
         return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
@@ -256,7 +255,7 @@ class Scheduler:
             change = prepare(self.state, command, asked.user.name, now, self.new_id)
         reply = Reply(change.id, change.warnings)
         if isinstance(command, ApplyTree) and change.is_empty:
-            return reply  # applying the same file again leaves no trace
+            return reply  # applying the same file again is not recorded
         told = make_command_event(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
@@ -265,7 +264,7 @@ class Scheduler:
         return reply
 
     async def _start(self, command: StartOperation, asked: Asked, remember: Callable[[Reply], Change] | None) -> Reply:
-        """Start an operation; all that arrive while the store is busy share the next write."""
+        """Start an operation. All starts that arrive while the store is busy share the next write."""
         waiting = _WaitingStart(command, asked, remember, asyncio.get_running_loop().create_future())
         self._starts.append(waiting)
         if len(self._starts) == 1:
@@ -282,7 +281,7 @@ class Scheduler:
                     await self._carry_out_group(waiting, group, most)
                     most = MAX_GROUP
                 except CommandError as error:
-                    # The group's records cannot be stored, so each start is tried alone.
+                    # Records of the group cannot be stored; therefore each start is tried alone.
                     most = 1
                     if len(group) > 1:
                         waiting.extendleft(reversed(group))
@@ -293,8 +292,8 @@ class Scheduler:
                         each.done.set_exception(error)
 
     async def _carry_out_group(self, waiting: deque[_WaitingStart], group: list[_WaitingStart], most: int) -> None:
-        """Execute the first of ``waiting`` in one write and move them to ``group``: up to ``most``, or up to one that
-        may be refused because of those before it, which is tried again after them."""
+        """Execute the first starts of ``waiting`` in one write, at most ``most``, and move these to ``group``. A start
+        that may be refused because of those before it ends the group, and is tried again after the write."""
         now, ahead, made = self.clock.now(), Ahead(), list[Transaction]()
         told, kept, is_open = list[IndexedEvent](), list[Change](), True
         while waiting and is_open and len(group) < most:
@@ -328,7 +327,7 @@ class Scheduler:
 
     @property
     def term(self) -> int:
-        """Term in which this scheduler leads; 0 if only it uses the store."""
+        """Term in which this scheduler leads; 0 if no other scheduler uses the store."""
         return 0 if self.lead is None else self.lead().term
 
     def _remember(self, mutation: Change) -> list[Change]:
@@ -338,7 +337,7 @@ class Scheduler:
         while self._mutations and (
             self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
         ):
-            # After a refused write these stay in the store until the next start, which checks their age.
+            # If the write is refused, the old mutations stay in the store until the next start, which checks their age.
             changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
         self._mutations.append((now, mutation.key))
         return changes
@@ -346,7 +345,7 @@ class Scheduler:
     async def _commit(
         self, change: Transaction, also: Iterable[Change] = (), told: Iterable[IndexedEvent] = ()
     ) -> None:
-        """Store a change with its events, then apply it. If the store refuses, nothing changes."""
+        """Store a change with its events, then apply it. If the store refuses the write, nothing changes."""
         change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
         entries = [
@@ -359,7 +358,7 @@ class Scheduler:
             del self.updates[name]
         expired = self.state.take_expired()
         if expired:
-            with contextlib.suppress(StoreError):  # they are deleted at the next start or the one after
+            with contextlib.suppress(StoreError):  # they are deleted by the next start of the scheduler, or later
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -369,10 +368,10 @@ class Scheduler:
     async def _write(
         self, changes: Sequence[Change], entries: Sequence[Entry] = (), change: Transaction = NOTHING
     ) -> None:
-        # Only one thread may use a store at a time; volumes are written without delaying changes for long.
+        # Only one thread may use a store at a time. Volumes are written in between and delay changes only briefly.
         async with self._writing:
             if change.stops is not None or change.settled:
-                # A scheduler that takes over must find the order with its reason. No start is being stored now.
+                # After a take-over the scheduler must find the stops with their reasons. No start is being stored now.
                 stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
                 changes = [*changes, *encode_starts(list_settled(self.state, change.settled, stops))]
             await self._write_now(changes, entries)
@@ -384,7 +383,7 @@ class Scheduler:
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
-            # Each refused write is logged; a failed check (an empty write) only once per problem.
+            # Each refused write is logged. A failed check, which is an empty write, is logged once for each problem.
             if changes or str(error) != self.store_problem:
                 log.error("store_write_failed", error=str(error))
             if not changes:
@@ -404,7 +403,7 @@ class Scheduler:
             while not (change := settling.settle(self.state, self.clock.now())).is_empty:
                 await self._commit(change)
         except StoreError:
-            # The command itself is stored and stays valid; its consequences follow with the next change or update.
+            # The command itself is stored and stays valid. Its consequences are stored at the next change or update.
             settling.mark_unsettled(self.state)
 
     async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
@@ -436,8 +435,8 @@ class Scheduler:
             await self._commit(change)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Process a heartbeat and return the jobs that the node shall start and stop. Raises StoreError if ends of jobs
-        cannot be stored; a start that cannot be stored is left out of the answer."""
+        """Process a heartbeat, and return the jobs that the node must start and stop. Raises StoreError if ends of jobs
+        cannot be stored. The response omits starts that cannot be stored."""
         begun = time.perf_counter()
         state = self.state
         receipt = heartbeats.receive(state, heartbeat, self.clock.now())
@@ -464,11 +463,11 @@ class Scheduler:
     async def read_log(
         self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int, offset: int | None = None
     ) -> JobLog:
-        """Return the last bytes of a job's output, or those from ``offset`` on, read by its node; at most
-        ``MAX_LOG_BYTES``.
+        """Return the last bytes of a job's output, or the bytes from ``offset`` on, at most ``MAX_LOG_BYTES``. The node
+        of the job reads them.
 
-        Raises CommandError if the operation or job is unknown or has not started, or its node is away or does not
-        answer.
+        Raises CommandError if the operation or job is unknown, if the job has not started, or if its node is away or
+        does not answer.
         """
         node_id = self.state.find_job_node(operation_id, job_id)
         node = self.state.nodes.get(node_id)
@@ -482,7 +481,7 @@ class Scheduler:
         job = self.state.jobs.get(job_id) or self.state.finished_jobs[record.id][job_id]
         bound = next((task.max_stderr_size for task in record.tasks if task.name == job.task_name), None)
         if bound is not None and stream == "stderr" and offset is None:
-            tail_bytes = min(tail_bytes, bound)  # a journal may hold more
+            tail_bytes = min(tail_bytes, bound)  # a journal may have more
         wanted = LogRequest("", job_id, stream, tail_bytes, offset)
         read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:
@@ -498,11 +497,11 @@ class Scheduler:
         ttl_s: float | None = None,
         user: User = NOBODY,
     ) -> dict[str, Any]:
-        """Ask the agent of a live job's node to explain or change its limit (``JobRequest``); return the agent's
+        """Ask the agent of a live job's node to explain or change the job's limit (``JobRequest``). Returns the agent's
         answer.
 
-        When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, has not
-        started or has ended, or its node is away, does not answer, refuses or fails.
+        When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, if the
+        job has not started or has ended, or if its node is away, does not answer, refuses or fails.
         """
         node_id = self.state.find_job_node(operation_id, job_id)
         job = self.state.jobs.get(job_id)
@@ -513,7 +512,7 @@ class Scheduler:
             )
         is_change = kind != "explain"
         question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
-        # Changes are made in the order of their requests, even if two are equal.
+        # Changes are not shared, even if two are equal: they are made in the order of their requests.
         try:
             reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
         except CommandError as error:
@@ -533,7 +532,7 @@ class Scheduler:
     async def _ask(
         self, asked: NodeQuestions[Question, Answer], node: Node, question: Question, later: str, share: bool = True
     ) -> Answer:
-        """Ask a node about a job; ``later``: advice for when it is back. Raises CommandError."""
+        """Ask a node about a job. ``later``: advice what to do once the node is back. Raises CommandError."""
         if not node.is_online:
             silent_s = self.clock.now() - node.last_seen
             raise CommandError(
@@ -552,7 +551,7 @@ class Scheduler:
             ) from None
 
     async def _end_jobs(self, change: Transaction) -> None:
-        """Store and count ended jobs; all that arrive while the store is busy share the next write."""
+        """Store and count ended jobs. All ends that arrive while the store is busy share the next write."""
         self._ended.append(change)
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._commit_ended())
@@ -561,19 +560,19 @@ class Scheduler:
     async def _commit_ended(self) -> None:
         async with self._changing:
             waiting, self._ended, self._ending = self._ended, [], None
-            # Keep the node's newest reports; drop only those of before it came back.
+            # The newest reports of a node are kept: only the loss of jobs that came back with their node is dropped.
             state, now = self.state, self.clock.now()
             ended = [settling.recount(state, change, now) if change.removed_nodes else change for change in waiting]
             jobs = tuple(job for change in ended for job in change.jobs)
             gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
-            # Other changes may have changed these operations meanwhile.
+            # Other changes may have changed the operations of these jobs meanwhile.
             await self._commit(settling.recount(state, Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
 
     async def _store_starts(self) -> None:
-        """Store the starts of all jobs; heartbeats that wait while the store is busy share one write.
+        """Store the starts of all jobs. Heartbeats that wait while the store is busy share one write.
 
-        Raises only FencedError: after any other refusal the jobs wait for the next heartbeat of their node.
+        Raises only FencedError. After any other error the jobs wait for the next heartbeat of their node.
         """
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._write_starts())
@@ -582,7 +581,7 @@ class Scheduler:
     async def _write_starts(self) -> None:
         async with self._writing:
             self._starting = None
-            # Ends that were stored are applied by now, so no start is stored after its end.
+            # Ends that were stored have been applied; therefore no start is stored after the end of its job.
             starts = list_unstored(self.state)
             try:
                 if starts:
@@ -649,13 +648,13 @@ class Scheduler:
                 log.warning("node_not_cordoned", node_id=command.node, error=str(error))
 
     async def close(self) -> None:
-        """Close the store after the current write; later writes are refused."""
+        """Close the store after the current write. Later writes are refused."""
         async with self._writing:
             await asyncio.to_thread(self.store.close)
 
     async def update_all(self) -> None:
-        """Check the store's location, expire silent nodes, update each tree; a failed update does not stop the
-        others."""
+        """Check the store's location, expire silent nodes, and update each tree. A failed update of one tree does not
+        stop the updates of other trees."""
         begun = time.perf_counter()
         entries = self.event_log.take()
         try:
@@ -701,7 +700,7 @@ class Scheduler:
     async def _update(self, name: str) -> None:
         tree = self.state.trees.get(name)
         if tree is None:
-            return  # removed while another tree's update was computed
+            return  # the tree was removed during the update of a different tree
         kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
         snapshot = updates.make_snapshot(self.state, tree)
@@ -730,7 +729,7 @@ def _log_unreadable(state: State) -> None:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` in its own task: a cancelled request must not leave a stored change unapplied."""
+    """Run ``work`` in its own task. If a request is cancelled, a change that is stored must still be applied."""
     return await asyncio.shield(asyncio.ensure_future(work))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def manual_garbage_collection() -> Iterator[None]:
-    """Turn automatic collection off: it would scan all objects again and again, although few are in cycles."""
+    """Turn automatic collection off: it would scan all objects again and again, although few of them are in cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()

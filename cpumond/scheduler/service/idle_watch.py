@@ -1,4 +1,4 @@
-"""Reports of idle CPU, computed in a copy of the process beside updates and heartbeats."""
+"""Reports of idle CPU, computed in a copy of the process while updates and heartbeats continue."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = structlog.get_logger("cpumond.scheduler")
 PERIOD_S: Final = 5.0
 """Seconds between automatic reports, for metrics and the history."""
 MAX_LOAD: Final = 0.02
-"""Most of the time that automatic reports may take; if that is not enough, they are made less often."""
+"""Maximum fraction of time that automatic reports may take. If they take more, they are made less often."""
 MAX_LOAD_ASKED: Final = 0.2
-"""Most of the time that requested reports may take, if one takes more than QUICK_S of CPU time."""
+"""Maximum fraction of time that requested reports may take if a report takes more than QUICK_S of CPU time."""
 QUICK_S: Final = 0.2
 FRESH_S: Final = 5.0
-"""A report older than this is computed again on request."""
+"""Age in seconds from which a report is computed again on request."""
 
 _Basis = tuple[object, ...]
 
 
 class IdleWatch:
-    """Last report of each tree. Used by the event loop's thread."""
+    """The last report of each tree. Only the event loop's thread may use it."""
 
     def __init__(self, state: State, now: Callable[[], float]) -> None:
         self._state = state
@@ -44,28 +44,28 @@ class IdleWatch:
         self._due = 0.0
 
     def take_if_due(self) -> None:
-        """Start computing all reports if that is due and not in progress."""
+        """Start to compute all reports if this is due and not in progress."""
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take_all())
 
     async def read(self, tree: Tree) -> IdleReport:
-        """Return a report on the tree as it is now, or was less than FRESH_S ago if no update was made since."""
+        """Return a report on the tree, computed now or, if no update was made since, less than FRESH_S ago."""
         report, basis, made_of = self.reports.get(tree.name), _basis(tree), self._made_of.get(tree.name)
         if report is not None and made_of is not None:
             age_s = self._now() - report.as_of
             is_same = made_of == basis and age_s < FRESH_S
             took_s = self._took_s.get(tree.name, 0.0)
-            # Repeated requests must not keep a thread busy; a changed configuration always gets a new report.
+            # Repeated requests must not keep a thread busy. If the configuration changed, there is always a new report.
             if is_same or (made_of[:2] == basis[:2] and age_s < took_s / MAX_LOAD_ASKED and took_s > QUICK_S):
                 return report
         report = await self._wait_for_one(tree)
         if self._made_of[tree.name][1] is not basis[1] and self._state.trees.get(tree.name) is tree:
-            # The running report began before the configuration changed; the next one includes the change.
+            # The report in progress began before the configuration changed. The next report includes the change.
             report = await self._wait_for_one(tree)
         return report
 
     async def _wait_for_one(self, tree: Tree) -> IdleReport:
-        """Wait for the report in progress, else start a new one."""
+        """Wait for the report in progress; if there is none, start one and wait for that."""
         making = self._making.get(tree.name)
         if making is None or making.done():
             making = self._making[tree.name] = asyncio.ensure_future(self._take(tree))

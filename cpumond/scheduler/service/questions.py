@@ -1,7 +1,7 @@
-"""Questions to nodes, and their answers.
+"""Questions to nodes, and the nodes' answers.
 
-Nodes connect to the scheduler, never the other way round. So a question is sent in the answer to each heartbeat of its
-node, until the node has answered it or no reader waits for it any more.
+Nodes connect to the scheduler, which never connects to nodes. Therefore each heartbeat response to a node contains the
+question until the node has answered it, or until no caller waits for the answer any more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 TIMEOUT_S: Final = 10.0
 MAX_WAITING: Final = 1000
 MAX_PER_NODE: Final = 16
-"""Keeps questions to one silent node from using up the space for other nodes."""
+"""Maximum number of questions that wait for one node: a silent node must leave space for other nodes."""
 MAX_PER_ANSWER: Final = 4
-"""A node answers between two heartbeats, so it gets only a few questions at a time."""
+"""Maximum number of questions in one heartbeat response: the node answers them before its next heartbeat."""
 
 Question = TypeVar("Question", LogRequest, JobRequest)
 Answer = TypeVar("Answer", JobLog, JobReply)
@@ -37,9 +37,9 @@ class _Waiting(Generic[Question, Answer]):
 
 
 class NodeQuestions(Generic[Question, Answer]):
-    """Waiting questions of one kind. Used by the event loop's thread.
+    """Waiting questions of one kind. Only the event loop's thread may use them.
 
-    ``what`` names an answer in sentences, ``new_id`` gives each question its id; ``timeout_s`` is in real seconds.
+    ``what``: name of an answer in sentences. ``new_id``: returns the id of a new question. ``timeout_s``: real seconds.
     """
 
     def __init__(self, new_id: Callable[[], str], what: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -47,24 +47,24 @@ class NodeQuestions(Generic[Question, Answer]):
         self._new_id = new_id
         self._what = what
         self._waiting: dict[str, _Waiting[Question, Answer]] = {}
-        """By id, the oldest first."""
+        """Waiting questions by id, oldest first."""
         self._shared: dict[tuple[str, Question], str] = {}
-        """Node and question without its id -> id under which it waits."""
+        """Node, and question without its id -> id of this question."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def ask(self, node_id: str, question: Question, share: bool = True) -> Answer:
-        """Return the node's answer to ``question``, which gets its id here.
+        """Return the node's answer to ``question``. The id of the question is set here.
 
         ``share``: callers that ask the same question at the same time share one answer. Raises CommandError if too many
-        questions wait, or the node does not answer in time.
+        questions wait, or if the node does not answer in time.
         """
         key = (node_id, msgspec.structs.replace(question, request_id=""))
         waiting = self._waiting[self._shared[key]] if share and key in self._shared else self._add(*key, share)
         waiting.readers += 1
         try:
-            # A reader that gives up must not take the answer away from the others.
+            # If one caller is cancelled, the others must still get the answer.
             return await asyncio.wait_for(asyncio.shield(waiting.answer), self.timeout_s)
         except TimeoutError:
             text = f"node {node_id} did not send the {self._what} within {self.timeout_s:g} s"
@@ -98,16 +98,16 @@ class NodeQuestions(Generic[Question, Answer]):
             del self._shared[key]
 
     def questions_for(self, node_id: str) -> list[Question]:
-        """Return questions for the answer to a heartbeat of this node, oldest first."""
+        """Return the questions for the response to a heartbeat of this node, oldest first."""
         if not self._waiting:
             return []
         mine = (waiting.question for waiting in self._waiting.values() if waiting.node_id == node_id)
         return list(islice(mine, MAX_PER_ANSWER))
 
     def take(self, answer: Answer) -> bool:
-        """Pass an answer to its readers; False if none waits any more.
+        """Pass an answer to the callers that wait for it. Returns False if no caller waits any more.
 
-        Raises CommandError if another node was asked.
+        Raises CommandError if a different node was asked.
         """
         waiting = self._waiting.get(answer.request_id)
         if waiting is None:

@@ -1,4 +1,4 @@
-"""Checks the canaries of a roll-out, and takes back or advances their stages; runs in the event loop's thread."""
+"""Checks the canaries of a roll-out, and takes back or advances their stages. Runs in the event loop's thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_WHY: Final = 300
 
 
 class RolloutWatch:
-    """``watches``: observations of each canary, by its stage's filter; a scheduler that takes over starts with none."""
+    """``watches``: observations of each canary by the filter of its stage; empty after a take-over."""
 
     def __init__(
         self, state: State, now: Callable[[], float], execute: Callable[..., Coroutine[Any, Any, object]]

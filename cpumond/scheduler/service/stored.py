@@ -1,4 +1,4 @@
-"""The state as records of a store: written with each change, read at the start."""
+"""The state as records of a store, which are written with each change and read at the start."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ FIRST_TREE: Final = MappingProxyType(
         "share_gang_remainders": True,
     }
 )
-"""Options of the tree of a new store: closed until an administrator grants rights (semantics.md 12.4); YTsaurus' memory
-of a task that sets none (2.4), of which jobs reserve as much as earlier ones used (8.1); operation counts that allow
-sub-pools (2.4); enforced guarantees (6.10); sharing of what gangs cannot use (4). Existing trees keep their options."""
+"""Options of the tree of a new store; existing trees keep theirs. The tree is closed until an administrator grants
+rights (12.4). Tasks that set no memory get that of YTsaurus (2.4), of which jobs reserve what earlier ones used (8.1).
+Counts allow sub-pools (2.4); guarantees are enforced (6.10); what gangs cannot use is shared (semantics.md 4)."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """Kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
@@ -55,8 +55,8 @@ MUTATION = "mutation"
 def load_state(
     store: Store, rules: Rules, now: float, new_id: Callable[[], str]
 ) -> tuple[State, dict[str, dict[str, Any]]]:
-    """Read the stored state, and the records of kind MUTATION by key, oldest first. An empty store gets the tree
-    ``default``. Raises StoreError."""
+    """Read the stored state, and the records of kind MUTATION by key, oldest first. If the store is empty, the tree
+    ``default`` is created. Raises StoreError."""
     tables: dict[str, dict[str, Any]] = {}
     vaults = []
     for kind, key, value in store.load():
@@ -103,7 +103,7 @@ def load_state(
 
 
 def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Sequence[str]) -> None:
-    """Move secrets out: up to version 0.2 records contained ``secure_vault``, as an option unknown to them."""
+    """Move secrets out of records: up to version 0.2 these contained ``secure_vault``, then an unknown option."""
     for key in named:
         for part in (records[key], *records[key].get("tasks", ())):
             if "spec" in part:
@@ -113,7 +113,7 @@ def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Se
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """Make one tree with an empty filter, the default tree."""
+    """Make a configuration with one tree, the default tree, which has an empty filter."""
     config = Config({})
     for command in (CreateTree(DEFAULT_TREE, dict(FIRST_TREE)), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
@@ -132,7 +132,7 @@ def _unreadable(kind: str, error: Exception) -> StoreError:
 
 
 def encode(change: Transaction, config: Config) -> list[Change]:
-    """Return the records of a transaction; ``config`` is the configuration before it.
+    """Return the records of a transaction. ``config``: the configuration before the transaction.
 
     Raises CommandError for values that cannot be stored.
     """
@@ -159,5 +159,5 @@ def encode(change: Transaction, config: Config) -> list[Change]:
 
 
 def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
-    """Return the records of jobs that are about to be started."""
+    """Return the records of starts of jobs."""
     return [Change("start", record.id, encode_record(record)) for record in starts]

@@ -1,8 +1,8 @@
-"""Sends the waste of each week to owners, once: by a webhook, a command, or both ([waste_summary]).
+"""Sends the waste of each week once to the owners, by a webhook, a command or both ([waste_summary]).
 
-The sending of a notice is stored first, so a notice is sent at most once: one that was being sent when the process was
-killed is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in all, also after a
-take-over.
+A notice is stored before it is sent; therefore it is sent at most once: if the process is killed while it sends a
+notice, that is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in total, also
+after a take-over.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = structlog.get_logger("cpumond.scheduler")
 KIND: Final = "waste_notice"
 WEBHOOK: Final = "webhook"
 TIMEOUT_S: Final = 10.0
-"""Of one try; the scheduler waits this long at its end."""
+"""Seconds that one try may take. When the scheduler exits, it waits as long for a try in progress."""
 MAX_TRIES: Final = 6
 AGAIN_S: Final = 600.0
 """Seconds between tries."""
 _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ")
-"""Variables that the command inherits; others of the scheduler may hold passwords."""
+"""Environment variables that the command inherits. Other variables of the scheduler may contain passwords."""
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stored notice by recipient: ``WEBHOOK`` or "user:NAME". ``week``: start of its week."""
+    """A notice, stored under its recipient: ``WEBHOOK`` or "user:NAME". ``week``: start of the notice's week."""
 
     week: float
     tries: int = 0
@@ -49,7 +49,7 @@ class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WasteNotices:
-    """``at_s``: when in a week, seconds from Monday 0:00 UTC; ``read``: the waste of a given number of weeks ago."""
+    """``at_s``: when notices are due, in seconds from Monday 0:00 UTC. ``read``: returns the waste of a past week."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class WasteNotices:
         command: tuple[str, ...],
         cluster_name: str,
     ) -> None:
-        """Read all of the store."""
+        """Read the stored notices from ``store``."""
         self._write, self._now, self._read, self._at_s = write, now, read, at_s
         self._webhook, self._command, self._cluster_name = webhook, command, cluster_name
         self._notices: dict[str, Notice] = {}
@@ -75,7 +75,7 @@ class WasteNotices:
         self._running: asyncio.Task[None] | None = None
 
     def take_if_due(self) -> None:
-        """Start sending due notices that were not sent yet. Never raises."""
+        """Start to send the due notices that have not been sent yet. Never raises."""
         now = self._now()
         if now >= self._due_at and (self._running is None or self._running.done()):
             self._due_at = now + AGAIN_S
@@ -109,7 +109,7 @@ class WasteNotices:
             self._due_at = monday + WEEK_S + self._at_s
 
     async def _send(self, recipient: str, notice: Notice, send: Callable[[], Awaitable[str]]) -> bool:
-        """Try once; False if it failed and another try follows. Raises StoreError."""
+        """Try once to send a notice. Returns False if this failed and one more try follows. Raises StoreError."""
         await self._note(recipient, notice)
         try:
             problem = await send()
@@ -134,11 +134,11 @@ class WasteNotices:
             del self._notices[key]
 
     def _list(self, view: WasteView) -> Iterator[tuple[str, Callable[[], Awaitable[str]]]]:
-        """List recipients with their senders; a sender returns the problem, "" for none."""
+        """Yield each recipient with a function that sends the notice. The function returns the problem, "" if none."""
         if self._webhook and view.users:
             body = msgspec.json.encode({"cluster_name": self._cluster_name, **msgspec.structs.asdict(view)})
             yield WEBHOOK, partial(post, self._webhook, body)
-        # The command would take a name that starts with a hyphen as an option.
+        # The command would interpret a name that starts with a hyphen as an option.
         names = {each.name for each in view.users if not each.name.startswith("-")} if self._command else ()
         for user in sorted(names):
             mine = [each for each in view.users if each.name == user]
@@ -147,8 +147,8 @@ class WasteNotices:
 
 
 async def post(url: str, body: bytes) -> str:
-    """Send JSON; only the status of the answer is read. Raises the errors that ``_send`` expects."""
-    # Loading the trusted certificates takes long, and http does not need them.
+    """Send JSON. Only the status of the response is read. Raises the errors that ``_send`` handles."""
+    # To load the trusted certificates takes long, and http does not need them.
     trusted = await asyncio.to_thread(ssl.create_default_context) if url.startswith("https:") else False
     headers = {"Content-Type": "application/json", "User-Agent": f"cpumond/{__version__}"}
     async with (
@@ -160,7 +160,7 @@ async def post(url: str, body: bytes) -> str:
 
 
 def run(command: Sequence[str], text: str) -> str:
-    """Run a command with ``text`` as its input and drop its output. Raises TimeoutExpired, OSError, ValueError."""
+    """Run a command with ``text`` as its input, and ignore its output. Raises TimeoutExpired, OSError, ValueError."""
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     done = subprocess.run(  # noqa: S603 - of the operator's configuration
         command, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S,
