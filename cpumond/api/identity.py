@@ -92,7 +92,7 @@ class Gate:
             return user
         if not user.admin:
             raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
-        # If every client may do everything, it may do so in any user's name.
+        # If every client may do everything, a client may also act in any user's name.
         return User(
             other,
             admin=self.is_open and not user.token_id,

@@ -121,7 +121,7 @@ class ForecastTimes(View, frozen=True):
 
 
 class OperationView(View, frozen=True):
-    """An operation. ``trees`` is empty for a finished one; ``pools`` names the pool of each tree in any state."""
+    """An operation. ``trees``: empty if it is finished. ``pools``: tree -> pool, also of a finished operation."""
 
     id: str
     type: str

@@ -45,7 +45,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 Any_ = dict[str, Any]
-"""With ``--all``: YTsaurus' dynamic attributes by their names; which of them exist depends on the object."""
+"""With ``--all``: name -> value of YTsaurus' dynamic attributes; which names exist depends on the object."""
 
 ANSWERS: Final[dict[str, Any]] = {
     # A tuple: the answer has one of these types, depending on the options of the command.

@@ -216,7 +216,7 @@ def _find_runtime() -> str:
 
 
 def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
-    """Whether it is worth asking: a service runs, or a socket or a job's cgroup exists."""
+    """Whether a request to the engine makes sense: a service runs, or a socket or a job's cgroup exists."""
     if running.intersection(FACTS[source.kind].programs) or list_engine_jobs(cpu_root, source, {})[0]:
         return True
     return any(
@@ -251,7 +251,7 @@ def sort_jobs(
 
 
 def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
-    """Whether a job requested no limit, by its engine and its cgroup, and its source leaves such jobs alone."""
+    """Whether a job requested no limit, as its engine and its cgroup show, and its source leaves such jobs alone."""
     from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
@@ -287,7 +287,7 @@ def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[st
 
 
 def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
-    """Yield the problems of an engine on this host, each with advice: silence, its own notes, unnamed jobs."""
+    """Yield the problems of an engine on this host, each with advice: no answer, the engine's notes, unnamed jobs."""
     is_up = False
     for socket, view in seen.views.items():
         is_up = is_up or view.is_up

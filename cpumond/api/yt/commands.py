@@ -477,8 +477,8 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
     """The end of a job's output, or the part that the request names, fetched from its node.
 
-    A client that tracks an operation requests the stderr of its failed jobs, and continues without it if there is no
-    such job; any other error would hide why the operation failed.
+    A client that tracks an operation requests the stderr of its failed jobs. The client continues after "no such job",
+    but any other error would hide why the operation failed.
     """
     job_id = get_text(request, "job_id")
     kind = get_text(request, "type", "user_job_stderr")

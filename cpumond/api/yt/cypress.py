@@ -436,7 +436,7 @@ class Cypress:
     def _host(self, node: Node, path: str, name: str) -> CypressNode:
         """A node of the cluster."""
         info = orchid.node_info(node)
-        info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
+        info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads this key
 
         def change(edits: Edits) -> NodeCommand:
             """``disable_scheduler_jobs`` drains it, as in YTsaurus: its jobs are interrupted, and none is started."""

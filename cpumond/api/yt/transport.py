@@ -203,7 +203,7 @@ class _Transport:
                 await self._record_refusal(request, error)
                 response = make_error_response(error)
             except asyncio.CancelledError:
-                # The server is stopping; the client sends it again, with the same mutation id.
+                # The server is stopping; the client sends the request again, with the same mutation id.
                 response = make_error_response(YtError("the scheduler is stopping; send it again", UNAVAILABLE), 503)
             except ClientDisconnect:
                 return Response(status_code=400)

@@ -262,7 +262,7 @@ class WorkloadAnswer(Estimate, frozen=True, kw_only=True):
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
-    """The JSON of ``estimate``. Keys are stable; ``version`` grows when one changes its meaning."""
+    """The JSON of ``estimate``. Keys are stable; ``version`` grows when a key changes its meaning."""
 
     version: int
     source: str

@@ -282,7 +282,7 @@ def _choose(
         expression = f"timestamp({USAGE[name]}{{{match}}})"
         series = prometheus.read_range(expression, now_s - probe_s, now_s, step_s)
         if not series:
-            # All samples may be hours old.
+            # Even the newest sample may be hours old.
             coarse_s = max(LOOKBACK_S, since_s / 2000)
             series = prometheus.read_range(expression, now_s - since_s, now_s, coarse_s)
             stamps = [max(stamps.values()) for _, stamps in series]
@@ -333,7 +333,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
         if not _is_pause(labels):
             place = _identify(labels, clusters)
             known = found.get(place)
-            # Two series of one cgroup come from two scrape jobs: at equal times the first one's sample counts.
+            # Two series of one cgroup come from two scrape jobs: at equal times the sample of the first series counts.
             found[place] = (known[0], Samples(sorted({**series, **known[1]}.items()))) if known else (labels, series)
     chosen: dict[tuple[str, str], Workload] = {}
     for host in sorted({host for host, _ in found}):
@@ -353,7 +353,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
             "container_cpu_cfs_throttled_periods_total",
         )
     )
-    # This metric has the labels of a host and none of a container.
+    # This metric has the labels of a host and no labels of a container.
     cores = {_find_host(labels, clusters): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
     histories = []
     for place, workload in chosen.items():

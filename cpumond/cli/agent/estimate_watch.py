@@ -110,7 +110,7 @@ class HostWatch:
     ) -> None:
         self.hierarchies = open_hierarchies(mountinfo_path)
         self.root = relative_path(self.hierarchies, root)
-        # Slurm's jobs are in cpuacct alone where it is mounted separately.
+        # Slurm's jobs are only in the cpuacct hierarchy where this is mounted separately.
         self.roots = list(dict.fromkeys((self.hierarchies.cpu_root, self.hierarchies.cpuacct_root)))
         if not any(os.path.isdir(os.path.join(each, self.root)) for each in self.roots):
             raise UnavailableError(
@@ -137,7 +137,7 @@ class HostWatch:
         self._holders = Counter(above for path in places for above in list_above(path))
         for path, followed in list(self._followed.items()):
             if path not in places:
-                # It ended, or its cgroup now contains workloads of its own.
+                # The workload ended, or its cgroup now contains workloads of its own.
                 self._end(path)
             else:
                 self._read_order(followed)
@@ -163,7 +163,7 @@ class HostWatch:
             self._refuse(workload.path, str(error))
             return
         if cgroup is None:
-            # It has ended, or no controller counts its CPU time.
+            # The workload has ended, or no controller counts its CPU time.
             return
         watch = UseWatch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
         followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))

@@ -163,7 +163,7 @@ def render_sources(sources: Iterable[Source]) -> str:
 
 
 def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
-    """The drop-in that lets the agent's unit reach engines (kind -> sockets); "" if none needs it."""
+    """The drop-in that lets the agent's unit reach engines (kind -> sockets); "" if no engine needs one."""
     kinds = [kind for kind in FACTS if kind in sockets]
     opened = {kind: list_opened(kind, sockets[kind]) for kind in kinds}
     service: list[str] = []

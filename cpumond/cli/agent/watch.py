@@ -243,7 +243,7 @@ def _format_about(seconds: float) -> str:
 class DryRunCheck(msgspec.Struct, frozen=True):
     """A line of ``dry-run --json``: one check, ``time_s`` after the first; cores, ratios in [0, 1].
 
-    ``smoothed_cores`` and ``votes_sum`` are None until there is a value; ``decision`` is that of the rule.
+    ``smoothed_cores`` and ``votes_sum`` are None until there is a value; ``decision``: of the limit rule.
     """
 
     time_s: float

@@ -124,7 +124,7 @@ def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mounti
             left += [entry for entry in os.listdir(mount.mount_point) if is_left_idle(entry, name)]
             for path in left:
                 if os.access(os.path.join(mount.mount_point, path), os.W_OK):
-                    # It stays if it is in use again, or belongs to another user.
+                    # The cgroup stays if it is in use again, or belongs to a different user.
                     remove_cgroups(path, mountinfo, timeout_s=2.0)
 
 

@@ -87,9 +87,9 @@ WORDS: Final[dict[Lever, LeverWords]] = {
 
 
 class PlannedOperation(msgspec.Struct, frozen=True):
-    """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds``: lifetime of a job, 0: until it is stopped.
+    """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds``: lifetime of a job, 0 if it runs until stopped.
 
-    ``at_once``: number of its jobs that run at the same time, 0: all. ``monitor`` is its ``job_cpu_monitor``.
+    ``at_once``: number of jobs that run at the same time, 0 for all. ``monitor``: the operation's ``job_cpu_monitor``.
     """
 
     pool: str

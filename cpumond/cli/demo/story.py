@@ -23,7 +23,7 @@ from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
 
 TELL_RATIO = 0.7
-"""A falling limit is shown again once it is below this fraction of the last one shown."""
+"""A falling limit is shown again once it is below this fraction of the limit that was shown last."""
 NEAR = 0.01
 ASK_S = 0.1
 """Seconds between two requests to the agent about guarantees."""
@@ -262,7 +262,7 @@ class Story:
     def _read_usage(self) -> None:
         for job, seen in self._list_seen():
             job.usage = seen["usage"]
-            # It may have ended since then.
+            # The job may have ended since then.
             with contextlib.suppress(UnavailableError):
                 explained = self.node.get(f"/v1/jobs/{job.id}/explain")
                 job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]

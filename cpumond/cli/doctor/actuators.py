@@ -55,7 +55,7 @@ def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: C
 
 
 def read_order(hierarchies: Hierarchies, path: str) -> float:
-    """The quota of a cgroup in cores; the host's CPUs if it has none."""
+    """Return the quota of a cgroup in cores; without a quota, the number of the host's CPUs."""
     from cpumond.host.cgroup import open_cgroup
 
     cgroup = open_cgroup(hierarchies, path)

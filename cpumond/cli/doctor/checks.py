@@ -43,7 +43,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check: its name, its level, a sentence and, unless it is ok, advice."""
+    """The result of one check: its name, its level, a sentence and, unless the level is ok, advice."""
 
     check: str
     level: Level

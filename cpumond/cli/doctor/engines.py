@@ -60,7 +60,7 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
 
 
 def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], seen: EngineSeen) -> list[Finding]:
-    """The jobs that an engine's source finds among all ``jobs``, and whether their limits will move."""
+    """Report the jobs among ``jobs`` that an engine's source finds, and whether their limits will move."""
     check = f"source {number}"
     own = [job for job in jobs if job.source is source]
     shown = f"{describe_source(source)!r}"

@@ -43,7 +43,7 @@ BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_s
 
 
 class AgentSeen(msgspec.Struct, frozen=True):
-    """A running agent: whether one holds the lock, its pid (None: unknown), its start time and configuration file."""
+    """The agent: whether one runs (holds the lock), its pid (None: unknown), its start time and configuration file."""
 
     running: bool
     pid: int | None = None
@@ -75,7 +75,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
     content = b""
-    # Only the agent's account may read it; every user sees that it is locked.
+    # Only the agent's account may read the file; every user sees that it is locked.
     with contextlib.suppress(OSError), open(path, "rb") as file:
         content = file.read(4096)
     try:
@@ -129,7 +129,7 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
         try:
             soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
         except (psutil.Error, OSError):
-            # Only root and the agent's own user may read it; this shell's limit is shown instead.
+            # Only root and the agent's own user may read the agent's limit; this shell's limit is shown instead.
             pass
         else:
             return soft, hard, "the agent"
@@ -141,7 +141,7 @@ def read_inotify() -> dict[str, int]:
     for name in ("max_user_watches", "max_user_instances"):
         text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
         if not text.isdecimal():
-            # A container may hide one of them; then neither is shown.
+            # A container may hide one of the two limits; then neither is shown.
             return {}
         limits[name] = int(text)
     return limits
@@ -181,7 +181,7 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
             process = psutil.Process(seen.pid)
             account, uid = process.username(), process.uids().effective
         except psutil.Error:
-            # It has ended in the meantime.
+            # The process has ended in the meantime.
             pass
         else:
             return account, uid == 0
@@ -237,7 +237,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
             hidden.append(place)
             continue
         except OSError:
-            # It does not exist, so there are no rules.
+            # The directory does not exist, so there are no rules.
             continue
         for path in (os.path.join(place, name) for name in names):
             try:
@@ -341,7 +341,7 @@ def is_delegated(directory: str) -> bool:
             if os.getxattr(directory, name) == b"1":
                 return True
         except OSError:
-            # Not marked, not supported, or not readable by this user.
+            # The directory is not marked, or attributes are not supported or not readable by this user.
             continue
     return False
 

@@ -27,7 +27,7 @@ FIELDS_OF_POOLS: Final = frozenset({
 
 
 class FileOrSimulate(click.Command):
-    """``fair-share FILE``, and ``fair-share simulate FILE``, which is a separate command in another module."""
+    """``fair-share FILE``, and ``fair-share simulate FILE``, which is a separate command in a different module."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

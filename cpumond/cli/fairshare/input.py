@@ -1,7 +1,7 @@
 """Input of ``fair-share``: a pool tree as one JSON object, or one object per line, turned into updates.
 
-Its form is described in ``cpumond fair-share --help``; null and absent both mean "not set". Every mistake is one
-sentence with file, line, element and key.
+The form of input is described in ``cpumond fair-share --help``; null and absent both mean "not set". Every mistake
+becomes one sentence with file, line, element and key.
 """
 
 from __future__ import annotations

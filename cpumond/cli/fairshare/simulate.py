@@ -259,7 +259,7 @@ def _parse_seconds(value: float | str, where: str) -> float:
 
 
 def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[SimulationRow]:
-    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as JSON lines."""
+    """Pass rows on, and print as JSON lines the rows of the first step in each ``every_s`` seconds (0: of all)."""
     next_s = printed_s = 0.0
     for row in rows:
         if row.time_s >= next_s:

@@ -22,7 +22,7 @@ KINDS: Final = {
     "yunikorn": "manifests:read_yunikorn",
     "kueue": "manifests:read_kueue",
 }
-"""Kind -> the module and function that read it, imported when needed."""
+"""Kind -> the module that reads this kind, imported when needed, and the function in it."""
 
 
 @click.command("import", epilog="Example: cpumond tree import yarn fair-scheduler.xml > default.toml")

@@ -179,7 +179,7 @@ class Making:
             match = AMOUNT.fullmatch(text.strip())
             suffix = match[2] + "i" * (self.table == "slurm" and match[2] != "") if match else "?"
             if text.strip() == "-1":
-                continue  # means none
+                continue  # -1 means none
             if match is None or suffix not in SUFFIXES:
                 raise ValueError(text)
             if not known or (match[3] and known not in self.total):

@@ -68,7 +68,7 @@ class _Kueue:
                 for option, amounts in one.items():
                     sums[option].update(amounts)
                     times[option].update(amounts.keys())
-                if "lending_limit" not in one:  # it may lend everything
+                if "lending_limit" not in one:  # then everything may be lent
                     sums["lending_limit"].update(one.get("strong_guarantee_resources", {}))
         borrowed = sums.pop("resource_limits", Counter())
         most, of_limits = times["strong_guarantee_resources"], times["resource_limits"]

@@ -51,7 +51,7 @@ TABLES: Final[Mapping[str, tuple[Option, ...]]] = _read(
 
 
 def find_option(table: str, place: str, name: str, value: object = "") -> Option | None:
-    """The row of an option with a value, names in any case; None for an unknown one."""
+    """Return the row of an option with a value, for names in any case; None for an unknown option."""
     names = (name.lower(), f"{name}={value}".lower())
     rows = (row for row in TABLES[table] if row.place == place)
     return next((row for row in rows if any(fnmatchcase(each, row.name.lower()) for each in names)), None)

@@ -19,7 +19,7 @@ DUMPED: Final = re.compile(r"\s*(Cluster|Parent|Account|User) - ")
 
 
 class _Association(NamedTuple):
-    """The association of an account, or with ``user`` of a user in it; ``parent`` is the account above."""
+    """The association of an account, or, with ``user``, of a user in it. ``parent``: the account above."""
 
     account: str
     user: str

@@ -83,7 +83,7 @@ def read_xml(text: str, file: str) -> tuple[str, Table]:
 
     A DOCTYPE is refused, because an entity may expand to gigabytes, or to a file.
     """
-    parser = expat.ParserCreate("utf-8")  # regardless of its declaration, because it was decoded
+    parser = expat.ParserCreate("utf-8")  # whatever encoding the text declares, because it was decoded already
     top: dict[str, Any] = {}
     lines: dict[Path, int] = {}
     stack: list[tuple[Path, dict[str, Any], list[str]]] = [((), top, [])]

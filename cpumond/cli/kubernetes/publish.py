@@ -87,7 +87,7 @@ def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The CPU that a node offers by its agent's metrics, and its unused part, in thousandths of a core, >= 0."""
+    """The CPU that a node offers by its agent's metrics, and the unused part of it, in thousandths of a core, >= 0."""
 
     offered: int = 0
     unused: int = 0
@@ -204,7 +204,7 @@ class OfferPublisher:
         return self._write({})
 
     def _ask_agent(self, address: str) -> Offer:
-        """The offer of an agent, which is ready if its last check was recent."""
+        """Return the offer of an agent. The agent is ready if its last check was recent."""
         url = f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
         ask(self._client, "GET", f"{url}/readyz")
         return read_offer(ask(self._client, "GET", f"{url}/metrics"))

@@ -32,7 +32,7 @@ LINES: Final[dict[str, Callable[[SimulationRow], float]]] = {
 
 
 class _Pool:
-    """The rows of a pool that are drawn; further rows are added to them."""
+    """The rows of a pool that are drawn; rows that arrive are added to them."""
 
     def __init__(self) -> None:
         self.rows: list[SimulationRow] = []

@@ -275,7 +275,7 @@ def _draw_records(
 
 
 def _shorten_text(column: Column[Any], text: str, width: int | None) -> str:
-    """A text in a line of its own below its heading; other cells are unchanged."""
+    """Return a text that has its own line below its heading, shortened if its column is one of TEXTS."""
     return text if width is None or column.name not in TEXTS else shorten(text, max(width - 2, LEAST_TEXT))
 
 

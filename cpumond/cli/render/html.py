@@ -49,7 +49,7 @@ class Page:
     def add_chart(
         self, title: str, said: str, times: Sequence[float], series: list[dict[str, Any]], **more: Any
     ) -> None:
-        """Add a graph, with options as in ``chart.js``; the sentence ``said`` replaces it where no script runs.
+        """Add a graph, with options as in ``chart.js``; where no script runs, the sentence ``said`` is shown instead.
 
         A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``.
         """

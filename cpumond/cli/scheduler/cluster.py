@@ -52,7 +52,7 @@ def cluster_command(
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
         place = make_place(CLUSTER_PREFIX)
-        # The next cluster removes leftovers of an ended one, but not files that were to be kept.
+        # The next cluster removes the leftovers of clusters that have ended, except files that were to be kept.
         directory = make_directory(f"{CLUSTER_PREFIX}kept-" if keep else CLUSTER_PREFIX)
         cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
                           token=secrets.token_hex(24), web=True, schedulers=scheduler_count)  # fmt: skip

@@ -31,7 +31,7 @@ PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
 """Names without special meaning in any shell. Others are not offered: bash inserts them unquoted, and a node may be
 named $(reboot)."""
 MIN_ID_CHARS: Final = 8
-"""Minimum length of a shortened id, so that few other ids begin with it."""
+"""Minimum length of a shortened id; few other ids begin with the same characters."""
 MAX_ID_CHARS: Final = 35
 """Length of an id of four hexadecimal numbers; a name of that length is no beginning of another id."""
 MAX_SHOWN: Final = 20
@@ -112,7 +112,7 @@ def _shorten_cells(read: Callable[[Item], Cell], items: Sequence[Item]) -> Calla
 
 
 def find_parameters(client: SchedulerClient, command: click.Command, values: dict[str, Any]) -> None:
-    """Replace shortened names in the values of a command's parameters by the full ones."""
+    """Replace shortened names in the values of a command's parameters by full names."""
     for param in command.params:
         kind = param.type
         typed = values.get(param.name or "")

@@ -32,7 +32,7 @@ MAX_JOBS: Final = 1000
 MAX_LINE_BYTES: Final = 65_536
 """Maximum bytes of an unfinished line that are kept."""
 PAUSES_S: Final = (0.3, 3.0)
-"""Seconds between two reads of a log that grows, and of one that has not grown for long."""
+"""Seconds between two reads of a growing log, and of a log that has not grown for long."""
 POLL_S: Final = 1.0
 PATIENCE_S: Final = 5.0
 SILENCE_S: Final = 600.0
@@ -76,7 +76,7 @@ class _Piece:
 
 @dataclass
 class Follower:
-    """Follows the output of one operation's jobs. ``report`` gets sentences about what happens to them.
+    """Follows the output of one operation's jobs. ``report`` gets sentences about what happens to the jobs.
 
     ``jobs``: only these; None: all, including those started later. ``tail_bytes``: bytes of existing output to show,
     None for all.

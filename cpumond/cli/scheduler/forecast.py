@@ -81,7 +81,7 @@ def _format_times(first: float | None, middle: float | None, last: float | None,
 
 
 def format_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
-    """The start time as a cell of a table: a range; "" if unknown, "late" if it has passed."""
+    """The start time as a cell of a table: a range; "" if unknown, "late" if the time has passed."""
     if first is None and middle is None:
         return ""
     if last is not None and last < now:

@@ -315,7 +315,7 @@ class SchedulerClient:
                 warn(warning)
 
     def decode(self, content: bytes, kind: type[Kind]) -> Kind:
-        """Decode an answer. Raises UnavailableError if it is not of this ``kind``."""
+        """Decode an answer. Raises UnavailableError if the answer is not of this ``kind``."""
         try:
             return decode_json(content, kind)
         except ContentError as error:

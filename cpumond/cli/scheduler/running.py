@@ -178,7 +178,7 @@ def print_end(follower: Follower) -> int:
 def _write_raw(stream: LogStream, content: bytes) -> None:
     """Write a job's output unchanged, because it is the user's own command."""
     target = sys.stdout if stream == "stdout" else sys.stderr
-    if target is None:  # closed by the caller, who does not want it
+    if target is None:  # closed by the caller, who does not want the output
         return
     try:
         target.buffer.write(content)
