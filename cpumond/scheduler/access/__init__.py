@@ -169,8 +169,7 @@ class Rights:
 
 
 def explicit_pool(pool: PoolElement) -> str:
-    """Return the explicit pool whose access list applies to ``pool``: the pool itself or the nearest above; else
-    ``<Root>``."""
+    """Return the explicit pool whose access list applies to ``pool``: itself or the nearest above; else ``<Root>``."""
     return next((each.name for each in (pool, *pool.ancestors()) if each.config is not None), ROOT_POOL)
 
 

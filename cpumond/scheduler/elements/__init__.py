@@ -194,8 +194,7 @@ class PoolElement(Element):
 
     @property
     def sharing(self) -> PoolElement:
-        """The pool that divides shares among this pool's children: this pool, or the nearest above without ``flatten``
-        (2.16)."""
+        """The pool whose share this pool's children divide: it, or the nearest above without ``flatten`` (2.16)."""
         return self.parent.sharing if self.settings.flatten and self.parent is not None else self
 
     def list_sharing(self) -> Iterator[PoolElement]:
@@ -517,8 +516,7 @@ class Job:
 
     @property
     def was_reported(self) -> bool:
-        """Whether a heartbeat has reported the job; a node does not report a job that waits there for free
-        resources."""
+        """Whether a heartbeat has reported the job. A node does not report jobs that wait there for free resources."""
         return self.report is not NO_REPORT
 
     @property
@@ -606,8 +604,7 @@ class Node:
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""
-        """Incarnation of the agent's present run. It is a secret: who has it may send the node's heartbeats. Views show
-        only ``run``."""
+        """Incarnation of the agent's present run. It is a secret that authorizes heartbeats; views show ``run``."""
         self.key_hash = ""
         """Hash of the key that the node's agent keeps from run to run; "" if the agent has no key."""
         self.sequence = -1

@@ -76,8 +76,7 @@ class RetryRun:
             self._numbers_of(place[0]).give_back(place[1], KEPT)
 
     def choose(self, record: OperationRecord, task: Task) -> int:
-        """Return the cookie of a retry for a job that is about to start with a ``task`` of ``split``; UNKNOWN if there
-        is no such retry."""
+        """Return the cookie of a retry for a job about to start with a ``task`` of ``split``; UNKNOWN if none."""
         own = next(each.memory_limit for each in record.tasks if each.name == task.name)
         for (name, cookie), memory in self.ready.items():
             if name == task.name and (record.starts_whole or max(memory, own) == task.memory_limit):

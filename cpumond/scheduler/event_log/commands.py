@@ -142,8 +142,7 @@ def format_user(user: User) -> str:
 
 
 def list_fields(command: Any) -> dict[str, Any]:
-    """Return the fields of a command without secrets; long values are shortened. Of a specification only public fields
-    are returned."""
+    """Return the fields of a command, long ones shortened, without secrets; of a specification only public fields."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):

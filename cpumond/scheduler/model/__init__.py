@@ -255,8 +255,7 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     set_container_cpu_limit: bool | None = None
     """Value for tasks and pools that do not set the option; None: the class of the job decides (1.10)."""
     cpu_monitor_moves: Literal["quota", "weight"] = "quota"
-    """For jobs with a ceiling. "weight": the ceiling stays at the request. "quota": the actuator of the node moves the
-    ceiling (1.6)."""
+    """For jobs with a ceiling. "weight": it stays at the request. "quota": the node's actuator moves it (1.6)."""
     user_budgets: dict[str, Budget] = {}
     """User -> budget of all jobs of the user in the tree (2.15)."""
     acl: AccessList = None

@@ -497,8 +497,7 @@ class Scheduler:
         ttl_s: float | None = None,
         user: User = NOBODY,
     ) -> dict[str, Any]:
-        """Ask the agent of a live job's node to explain or change the job's limit (``JobRequest``). Returns the agent's
-        answer.
+        """Ask the agent of a live job's node to explain or change its limit (``JobRequest``). Returns the answer.
 
         When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, if the
         job has not started or has ended, or if its node is away, does not answer, refuses or fails.

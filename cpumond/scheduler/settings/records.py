@@ -127,8 +127,7 @@ def _stored(where: str) -> Iterator[None]:
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
     """Return the configuration from which stored records were made; the records may be in any order.
 
-    Rules between attributes are not checked: a configuration that was accepted once stays in force. Raises
-    StateFileError.
+    Raises StateFileError. Rules between attributes are not checked: an accepted configuration stays in force.
     """
     default = str(records.get(SYSTEM, {}).get("default_tree", ""))
     trees: dict[str, TreeConfig] = {}

@@ -30,8 +30,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 SETTLE_S = 3600.0
-"""Seconds between settlements of live jobs. If a job is lost while no scheduler runs, at most this time of it is not
-counted."""
+"""Seconds between settlements of live jobs. Of a job lost while no scheduler runs, at most this time is not counted."""
 
 
 def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budget]]:

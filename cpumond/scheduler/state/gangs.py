@@ -57,8 +57,7 @@ def _takes_back(state: State, element: OperationElement, now: float) -> bool:
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
     """Start the gang that has the reservation, if the gang fits now.
 
-    The regular stage cannot start it: that requires a node with free resources, and there may be none besides the
-    reserved ones.
+    The regular stage cannot start it: it requires a node with free resources, and all of them may be reserved.
     """
     kept = find_reservation(state, tree, now)
     if kept is not None:
@@ -173,8 +172,7 @@ def _reserve(state: State, element: OperationElement, now: float) -> None:
 def preempt_for_gang(
     state: State, targets: list[tuple[OperationElement, Any]], tree: Tree, now: float, budget: float, make_job: MakeJob
 ) -> bool:
-    """Free resources on several nodes at once for the first starving gang that can start then. Stops no job if there is
-    no such gang."""
+    """Free resources on several nodes at once for the first starving gang that can then start; else stop no job."""
     last = state.gangs.preempted_at.get(tree.name)
     if last is not None and now - last < tree.config.settings.preemptive_scheduling_backoff / 1e3:
         return False

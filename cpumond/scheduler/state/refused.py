@@ -1,6 +1,4 @@
-"""Starts that a pool's ``max_operation_count`` refused recently; pure. They are not stored: after a take-over there
-are none.
-"""
+"""Starts that a pool's ``max_operation_count`` refused recently; not stored, empty after a take-over. Pure."""
 
 from __future__ import annotations
 

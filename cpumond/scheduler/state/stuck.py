@@ -103,8 +103,7 @@ class _OnlineSizes:
 
 
 def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
-    """Return why an operation is stuck in each of its trees ("" if it is not), and whether limits are the cause in at
-    least one tree."""
+    """Return why an operation is stuck in all of its trees (else ""), and whether limits are the cause in any tree."""
     if operation.is_held or not operation.needed or operation.active_job_count:
         return "", False
     elements = operation.elements.values()
