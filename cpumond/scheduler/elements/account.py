@@ -54,9 +54,9 @@ class Account:
 
 
 class BudgetView(msgspec.Struct, frozen=True):
-    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at the whole budget. ``first_day``: of its
-    present period, in its zone. ``forecast_day``: when it will be spent if usage continues as in the last week; null:
-    on no day of the period, or not known yet. ``text`` says all of it in a sentence."""
+    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at the whole budget. ``first_day``: first day of
+    the present period in its zone. ``forecast_day``: when the budget will be spent if usage continues as in the
+    last week; null if on no day of the period, or not known yet. ``text``: all of this as a sentence."""
 
     tree: str
     kind: Literal["pool", "user"]

@@ -20,7 +20,7 @@ class TaskRanks:
         """The lowest rank that may be free."""
 
     def keep(self, cookie: int, rank: int) -> None:
-        """Record the rank of a job that has one already."""
+        """Record the rank of a job that already has a rank."""
         if rank < self._size and rank not in self._taken:
             self._taken.add(rank)
             self.given[cookie] = rank

@@ -209,7 +209,7 @@ def _layout(state: State, config: Config) -> object:
 
 
 def take(state: State, change: Transaction) -> None:
-    """Apply stored sums before the rest of the change."""
+    """Apply the stored sums of a change. This comes before all other parts of the change."""
     is_other = False
     for record in change.budgets:
         account = state.budgets[record.key]

@@ -43,7 +43,7 @@ START_GRACE_PERIODS = 2.0
 """Number of heartbeat periods after which a node should have reported that a job did not fit there."""
 CONTESTED_S = 3600.0
 MAX_CONTESTED = 10_000
-"""Seconds until the log again has that another program sets a job's limit, and number of such jobs remembered."""
+"""Seconds between log entries on one job whose limit another program sets, and maximum number of such jobs."""
 UNSENT_TIMEOUTS = 10.0
 """Multiple of ``waiting_job_timeout``: how long a job may wait until a heartbeat response has space for its start."""
 

@@ -262,7 +262,7 @@ def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -
 
 
 def install_node(state: State, record: NodeRecord, now: float) -> None:
-    """Install one node; the caller calls ``sum_totals`` after the last one."""
+    """Install one node. The caller calls ``sum_totals`` after the last node."""
     node = state.nodes.get(record.id)
     is_new = node is None
     if node is None:

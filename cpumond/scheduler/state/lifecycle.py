@@ -124,7 +124,7 @@ def note_broken(state: State, job: Job, how: str = "gone") -> None:
 
 
 def stop_broken_gangs(state: State, now: float) -> None:
-    """Stop the rest of gangs that lost a job before its work was done: they start again as a whole."""
+    """Stop all jobs of gangs of which a job ended before its work was done. Such a gang starts again as a whole."""
     while state.gangs.broken:
         operation_id, why = state.gangs.broken.popitem()
         operation = state.gangs.live.get(operation_id)

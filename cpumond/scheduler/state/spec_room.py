@@ -133,7 +133,7 @@ class SpecRoom:
     def check(self, spec: Any, user: str, has_ahead: bool = False) -> None:
         """Check that one more live operation fits. Raises CommandError.
 
-        ``has_ahead``: operations checked before, but not added yet, will be added before this one and count, too.
+        ``has_ahead``: whether operations that were checked, but are not added yet, will be added before this operation.
         """
         weight = weigh(spec)
         if not has_ahead:
