@@ -29,7 +29,7 @@ READ_S: Final = 30.0
 """Maximum seconds from the first piece of a body to the last."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
-"""Maximum number of bodies above LARGE_BYTES that are processed at a time; further ones wait, unless of a node."""
+"""Maximum number of bodies above LARGE_BYTES that are processed at a time; others wait, except those of nodes."""
 DROPPED_BYTES: Final = 32 * 2**20
 DROPPED_S: Final = 5.0
 """Seconds for which the rest of a body that is too large is read."""
@@ -195,7 +195,7 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
 
 
 async def _drop_rest(request: Request) -> None:
-    """Read and discard the rest, because a client that is disconnected while it sends never reads the response."""
+    """Read and discard the rest of a body: a client that is disconnected while it sends never reads the response."""
     left = DROPPED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROPPED_S):

@@ -52,9 +52,9 @@ class NodeView(View, frozen=True):
     tree: str | None
     is_online: bool
     silent_s: float
-    """Seconds since its last heartbeat or registration."""
+    """Seconds since the node's last heartbeat or registration."""
     incarnation: str
-    """The first 16 characters of its incarnation."""
+    """The first 16 characters of the node's incarnation."""
     capacity: Amounts
     usage: Amounts
     foreign_usage: Amounts

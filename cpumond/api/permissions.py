@@ -206,7 +206,7 @@ def explain_pool_permissions(rights: Rights, pool: PoolElement) -> dict[str, str
 
 
 def explain_operation_permissions(rights: Rights, record: OperationRecord) -> dict[str, str]:
-    """Permission -> "" or the reason why not, for an operation; ``administer`` is about its access list."""
+    """Permission -> "" or the reason why not, for an operation; ``administer``: of the operation's access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
 

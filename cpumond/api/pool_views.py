@@ -59,7 +59,7 @@ class TreeList(View, frozen=True):
 
 
 class PoolView(View, frozen=True):
-    """A pool, also an ephemeral one or the root, as of the last fair-share update.
+    """A pool (explicit, ephemeral or the root), as of the last fair-share update.
 
     ``attributes`` as they were set. ``weight`` null: not set. ``usage``: allocated to the pool's running jobs, for CPU
     their limits now, not the measured usage. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant resource,
@@ -109,7 +109,7 @@ class PoolView(View, frozen=True):
     may: dict[str, str]
     """Permissions as in a tree; empty in lists, because GET .../rights returns those of all pools."""
     state_text: str
-    """Whether it starves, or why it does not although below its guarantee; "" in lists and for the root."""
+    """Whether the pool starves, or why not although below its guarantee; "" in lists and for the root."""
     budget: BudgetView | None
     inherited_acl: list[InheritedEntry]
     """Entries that apply in addition to the pool's own ``acl``; empty in lists."""

@@ -35,7 +35,7 @@ async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exc
 
 
 async def record_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
-    """Record a refused request in the audit log; its user is in its state if known.
+    """Record a refused request in the audit log, with the user in the state of the request if known.
 
     A reading client without a token is asked for one, and nothing is recorded.
     """

@@ -75,7 +75,7 @@ class CoreSums:
                 self.used[pool.name] = self.used.get(pool.name, 0.0) + used
 
     def finish(self, tree: Tree) -> CoreSums:
-        """Add the sums of each pool to its parent's; return itself."""
+        """Add the sums of each pool to the sums of its parent; return this object."""
         for sums in (self.ordered, self.used):
             for pool in reversed(tree.pools.values()):
                 if pool.name in sums and pool.parent is not None:

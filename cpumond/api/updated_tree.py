@@ -44,7 +44,7 @@ def _once(compute: Callable[[UpdatedTree, K], V]) -> Callable[[UpdatedTree, K], 
 
 
 class UpdatedTree:
-    """A tree and its last update, with values that several attributes need; for one request."""
+    """A tree and its last update, with values that several attributes need. Each request makes its own."""
 
     def __init__(self, tree: Tree, result: UpdateResult | None) -> None:
         self.tree = tree
@@ -193,7 +193,7 @@ def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[f
     parts = [0.0] * len(weights)
     left = sum(weights)
     for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
-        part = weights[n] / max(left, weights[n])  # the sum loses small weights beside large ones
+        part = weights[n] / max(left, weights[n])  # small weights may be lost in the sum
         parts[n] = max(min(rooms[n], amount * part), 0.0)
         amount -= parts[n]
         left -= weights[n]

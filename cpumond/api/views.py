@@ -89,7 +89,7 @@ class OperationInTree(View, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     cause: str = ""
-    """The cause for which it waits, as in the groups of operations."""
+    """The cause for which the operation waits, as in the groups of operations."""
     why: str = ""
     """The cause as a sentence."""
     scheduling_tag_filter: str = ""
@@ -140,8 +140,8 @@ class OperationView(View, frozen=True):
     jobs: JobTotals
     trees: dict[str, OperationInTree]
     forecast: ForecastTimes | None
-    """Latest forecast of its start and end; null before the first, and for an operation that has ended or cannot
-    start."""
+    """Latest forecast of the operation's start and end; null before the first forecast, and for an operation that has
+    ended or cannot start."""
 
 
 class OperationDetails(OperationView, frozen=True):
@@ -235,7 +235,7 @@ class JobView(JobFigures, frozen=True):
     reason: str = ""
     max_memory: int | None = None
     memory_reserve: int = 0
-    """Bytes that are reserved for it; 0: all of its task's ``memory_limit``."""
+    """Bytes that are reserved for the job; 0: the whole ``memory_limit`` of its task."""
     preemption: PreemptionRecord | None = None
     node: str = ""
     cgroup: str = ""
@@ -331,7 +331,7 @@ def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
     live, found = state.operations.get(operation_id), state.forecasts.get(operation_id)
     if live is None or found is None:
         return None
-    # The forecast may be older than its first job.
+    # The forecast may be older than the operation's first job.
     has_started = live.active_job_count or state.finished_jobs.get(operation_id)
     times = {"start_p10": None, "start_p50": None, "start_p90": None} if has_started else {}
     return make_view(ForecastTimes, found, **times)

@@ -36,7 +36,7 @@ def _admit_defaults(part: Any) -> None:
 
 
 def make_schema(command: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a command's ``--json`` output; of one line if it prints several."""
+    """The JSON Schema (draft 2020-12) of a command's ``--json`` output, or of one line if it has several."""
     kinds = ANSWERS[command]
     schemas, parts = msgspec.json.schema_components(
         kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_make_any_schema, ref_template="#/$defs/{name}"

@@ -160,7 +160,7 @@ async def why_operation(call: Call) -> OperationAnswer:
 
 
 async def _explain_share(scheduler: Scheduler, tree: str, element: str) -> Explanation | None:
-    """The last update's explanation of an element of a tree; None if the update does not know it."""
+    """The last update's explanation of an element of a tree; None if the update does not know the element."""
     kept = scheduler.updates.get(tree)
     if kept is None or kept.snapshot is None or kept.result is None:
         return None

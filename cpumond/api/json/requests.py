@@ -398,8 +398,8 @@ class EventsQuery(Query, frozen=True):
 class CanQuery(Query, frozen=True):
     """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
 
-    ``action``: a permission, or a word of the command line. ``user`` "": the user of the request; ``groups``: those of
-    another user, separated by commas.
+    ``action``: a permission, or a word of the command line. ``user``: "" for the user of the request. ``groups``:
+    groups of a user other than that of the request, separated by commas.
     """
 
     action: _Name
@@ -459,6 +459,6 @@ class PreemptionGroupsQuery(Query, frozen=True):
 
 
 class TargetsQuery(Query, frozen=True):
-    """``loopback=true``: include agents that listen only for their own host, if Prometheus runs on it."""
+    """``loopback=true``: include agents that listen only for their own host, if Prometheus runs on that host."""
 
     loopback: Literal["", "true", "false"] = ""

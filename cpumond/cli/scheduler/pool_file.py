@@ -140,7 +140,7 @@ def ask_plan(
 
 
 def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
-    """Simulate the effect on operations if a file were applied, and print it."""
+    """Simulate what would happen if a file were applied, and print the effect on operations."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
     command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}

@@ -118,7 +118,7 @@ class _Run:
                     if why := told.note(seen, time.monotonic()):
                         _print_aside(f"operation {answer.id} waits: {why}")
         except OSError as error:
-            # The reader of its output has gone, so it ends as the command itself would.
+            # The reader of the output has gone, so this command ends as COMMAND itself would.
             self._ending.number = self._ending.number or signal.SIGPIPE
             code = self._stop(follower)
             if isinstance(error, BrokenPipeError):
@@ -155,7 +155,7 @@ class _Run:
             _print_aside(f"operation {self._operation} may continue: {error}")
 
     def describe_left(self) -> str:
-        """The fate of the operation when this command ends before it, after the second signal."""
+        """Describe what happens to the operation if this command ends first, after the second signal."""
         if self._is_aborted:
             return f"operation {self._operation} is left to the scheduler, which stops its jobs"
         if not self._operation:

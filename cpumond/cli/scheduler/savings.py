@@ -32,7 +32,7 @@ CSV_COLUMNS: Final = (
 
 
 def render_savings(view: SavingsView, since_s: float, width: int | None, colour: bool) -> str:
-    """For each tree a table of its pools, one of its weeks, and the control group."""
+    """Return for each tree a table of its pools, a table of its weeks, and the control group."""
     covered = (
         f"{format_time(view.since)} to {format_time(view.until)}: {format_span(view.covered_s)} of it are recorded"
     )

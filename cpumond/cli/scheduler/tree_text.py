@@ -45,7 +45,7 @@ MAX_VALUES: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class TreeText:
-    """The content of a file: ``tree`` is "" if it names none; ``warnings`` of its own."""
+    """The content of a tree file. ``tree``: "" if the file names none; ``warnings``: about the file itself."""
 
     tree: str
     tables: TreeTables

@@ -15,7 +15,7 @@ def render_waste(view: WasteView, width: int | None, _: bool) -> str:
 
 
 def render_waste_csv(view: WasteView) -> str:
-    """A row for each user and pool, and one for each of its classes; amounts in core-hours."""
+    """Return a row for each user and pool, and a row for each of their classes; amounts in core-hours."""
     fields = [name for name in WasteClass.__struct_fields__ if name != "sentence"]
     rows: list[list[Any]] = [["kind", "tree", "name", "since", "until", "covered_s", *fields]]
     for kind, summaries in (("user", view.users), ("pool", view.pools)):
