@@ -360,7 +360,7 @@ def _start(state: State, command: operations.StartOperation, rights: Rights) -> 
     try:
         trees, options = operations.read_places(command.spec)
     except CommandError:
-        return  # and so is the command, with no more detail
+        return  # the command itself is refused, without more detail
     for name in (state.config.default_tree,) if trees is None else trees:
         wanted = str(options.get(name, {}).get("pool", options[""].get("pool", "")))
         living = state.trees.get(name)
@@ -416,13 +416,13 @@ def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
     try:
         target = reverse(state.config, command.changes, _planned_ids())
     except CommandError:
-        return  # and so is the command
+        return  # the command itself is refused, too
     yield from _inherit_at_once(state.config, target)
 
 
 def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
     target = make_target(state.config, command, _planned_ids()).config
-    # These commands undo the changes from the target to the present; in them pools have their present names.
+    # These commands reverse the changes from the target to the present: in them pools have their present names.
     for each in list_reverse_commands(compare_configs(target, state.config, exact=True)):
         yield from list_needs(state, each, rights)
     yield from _inherit_at_once(state.config, target)

@@ -52,7 +52,7 @@ class RolloutWatch:
         kind = StopStage if action == "stop" else AdvanceStage
         try:
             await self._execute(kind(nodes_filter=stage.nodes_filter, why=why, set_at=stage.at), ROLLOUT)
-        except CpumondError as error:  # another change came first, or the store refused: the next check repeats it
+        except CpumondError as error:  # a change came first or the store refused: the next check retries
             log.warning("rollout_not_changed", nodes_filter=stage.nodes_filter, error=str(error))
         else:
             log.info("rollout_changed", nodes_filter=stage.nodes_filter, action=action, why=why)

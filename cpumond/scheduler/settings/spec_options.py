@@ -36,7 +36,7 @@ class Option(NamedTuple):
     """Whether the option is refused only for operations in several trees."""
 
     def is_wish(self, value: object) -> bool:
-        """Return whether ``value`` requests something, so that its lack of effect makes a difference."""
+        """Return whether ``value`` requests something: if so, it matters that the option has no effect here."""
         return value is not None if self.with_zero else bool(value)
 
 

@@ -169,7 +169,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
         if SUBPOOL_DELIMITER in pool.name:
             parent = pools.get(pool.name.partition(SUBPOOL_DELIMITER)[0])
         elif parent is not None and (parent.config is not None or pools.get(parent.name) is not parent):
-            parent = None  # else it keeps the parent that a removed pool became
+            parent = None  # else it would stay below what remains of a removed pool
         pool.parent = parent if parent is not None and parent.mode != "fifo" else admission.default_parent(tree)
         pool.settings = admission.ephemeral_settings(pool.parent)
         if is_rest:
