@@ -124,7 +124,7 @@ class YtBackend:
         return await self.execute(change(self, request), request)
 
     def find_record(self, request: YtRequest, permission: Permission = "read") -> OperationRecord:
-        """The operation that a request names. Raises CommandError, also if its user lacks the right."""
+        """The operation that a request names. Raises CommandError, also if the request's user lacks the right."""
         record = self.scheduler.state.find_record(_operation_id(request))
         check_operation(Rights(self.scheduler.state, request.user), record, permission)
         return record
@@ -328,7 +328,7 @@ async def _create_at(
             first, parent_name = first or step, step
         return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, "node_id")
     except CommandError:
-        # A refused request changes nothing: pools created above the refused one are removed again.
+        # A refused request changes nothing: pools that it created above the refused pool are removed again.
         if first:
             undoing = replace(request.user, admin=True)  # a user who may create a pool may not always remove it
             await backend.scheduler.execute(RemovePool(tree, first, recursive=True), undoing)
@@ -581,4 +581,4 @@ _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
         get_table(r, "resource_delta"),
     ),
 }
-"""Commands that are one command of the scheduler and have an empty answer."""
+"""Commands of ``yt`` that become one command of the scheduler and have an empty answer."""

@@ -50,7 +50,7 @@ DEFAULT_TREE: Final = "default_tree"
 POOL_TREES: Final = "scheduler_pool_tree_map"
 
 MAX_TURN_S: Final = 0.003
-"""Seconds for which a large answer may block other requests at a time."""
+"""Maximum seconds for which a large answer may block other requests at a time."""
 
 
 class Turn:
@@ -439,7 +439,7 @@ class Cypress:
         info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads this key
 
         def change(edits: Edits) -> NodeCommand:
-            """``disable_scheduler_jobs`` drains it, as in YTsaurus: its jobs are interrupted, and none is started."""
+            """``disable_scheduler_jobs`` drains the node, as in YTsaurus: its jobs are interrupted, and none starts."""
             known = (DISABLE, orchid.USER_TAGS)
             if edits[-1].path != (orchid.USER_TAGS,):
                 is_on = _last_value(path, edits, DISABLE, bool, "%true or %false", known)

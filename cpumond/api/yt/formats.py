@@ -67,9 +67,9 @@ MIME_FORMATS = {
 
 
 def format_of(value: Any, where: str = "format") -> Format:
-    """The format that a value like ``<format=pretty>"yson"`` or ``"json"`` names; unknown attributes are ignored.
+    """Return the format that a value like ``<format=pretty>"yson"`` or ``"json"`` names, ignoring unknown attributes.
 
-    Raises FormatError for another format, and for another kind of YSON.
+    Raises FormatError for a different format, and for a different kind of YSON.
     """
     attributes = value.attributes if isinstance(value, Attributed) else {}
     name = strip_attributes(value)
@@ -152,8 +152,8 @@ def has_too_many_values(data: bytes) -> bool:
     """Whether a text in JSON contains more than MAX_VALUES, without parsing it."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") < MAX_VALUES:
         return False
-    # Some of these characters may be in strings. In valid JSON each empty list or map but the first has a separator
-    # before it.
+    # Strings may contain some of these characters. In valid JSON there is a separator before each empty list or map but
+    # the first.
     items = itertools.islice(_JSON_ITEM.finditer(data), 2 * MAX_VALUES)
     return sum(found[1] is not None for found in items) >= MAX_VALUES
 
@@ -220,7 +220,7 @@ def write_json(
 
 
 def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], None]) -> None:
-    """Encode large maps and lists item by item, because no other thread runs while the encoder does."""
+    """Encode large maps and lists item by item, because no other thread runs while the encoder runs."""
     if depth < MAX_SPLIT_DEPTH and isinstance(value, Mapping) and (depth < 2 or len(value) > SPLIT_ITEMS):
         before = b"{"
         for key, item in value.items():
@@ -249,7 +249,7 @@ def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
-        # JSON has no literals for these.
+        # JSON has no literals for nan and the infinities.
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, int):
         is_unsigned(value)

@@ -61,7 +61,7 @@ _TOKEN: Final = "continuation_token"  # noqa: S105 - the name of a parameter
 
 
 def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilters:
-    """Parse the filters. Raises YtError for unknown words, and for a continuation of another request."""
+    """Parse the filters. Raises YtError for unknown words, and for the continuation of a different request."""
     given = {name: plain(request.parameters[name]) for name in _LISTED if request.parameters.get(name) is not None}
     offset = get_number(request, "offset", 0, 2**31)
     if request.parameters.get(_TOKEN) is not None:
@@ -159,7 +159,7 @@ def _get_choice(request: YtRequest, name: str) -> bool | None:
 
 
 def choose_jobs(jobs: Sequence[AnyJob], query: JobFilters) -> tuple[list[AnyJob], dict[str, Any]]:
-    """The jobs that a request selects, one page of them, and the rest of the answer."""
+    """Return the jobs of one page that a request selects, and the rest of the answer."""
     failing = [(job, [name for name, test in query.tests.items() if not test(job)]) for job in jobs]
     chosen = [job for job, names in failing if not names]
     states = Counter(job_state(job) for job, names in failing if names in ([], ["state"]))

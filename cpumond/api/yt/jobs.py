@@ -35,7 +35,7 @@ def job_state(job: AnyJob) -> str:
 
 
 def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, Any]:
-    """A job, active or ended, of the operation ``record``; limits in cores. ``address`` is its node's."""
+    """A job, active or ended, of the operation ``record``; limits in cores. ``address``: of the job's node."""
     told: JobReport | JobRecord
     figures: tuple[str, ...]
     if isinstance(job, Job):
@@ -113,7 +113,7 @@ def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, A
 
 
 def _list_statistics(job: AnyJob, limits: Mapping[str, int]) -> dict[str, float]:
-    """Path -> figure of a job: memory in bytes and, once it has ended, times in milliseconds and memory over time
+    """Path -> figure of a job: memory in bytes. An ended job also has times in milliseconds, and memory over time
     (``cumulative_...``, bytes x s). System CPU time is included in user time. ``limits``: memory_limit by task."""
     limit = limits.get(job.task_name, 0)
     memory: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}

@@ -66,7 +66,7 @@ class Lazy(Mapping[str, Any]):
         return {name: materialise(value) for name, value in self.parts()}
 
     def explain(self, name: str) -> str:
-        """Why there is no ``name``, with the nearest existing one."""
+        """Explain why there is no ``name``, with the nearest existing name."""
         near = nearest(name, self)
         hint = f'; did you mean "{near}"?' if near else ""
         return (self._explain(name) if self._explain is not None else f'there is no "{name}"') + hint
@@ -93,7 +93,7 @@ def table(items: Mapping[str, Any], view: Callable[[Any], Any]) -> Lazy:
 
 
 def amounts(vector: Vector) -> dict[str, Any]:
-    """Resources as a map; cpu is a double, the others are integers where they are whole."""
+    """Resources as a map. The value of cpu is a double; all other values that are whole are integers."""
     slots, cpu, gpu, memory, network = vector
     return {
         "user_slots": whole(slots),

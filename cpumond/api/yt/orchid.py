@@ -155,7 +155,7 @@ def _filter_of_all_trees(record: OperationRecord) -> str:
 
 
 def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int]:
-    """Jobs of an operation by their outcome; ``total``: number of jobs in its specification."""
+    """Jobs of an operation by their outcome; ``total``: number of jobs in the operation's specification."""
     counts = count_jobs(record, live)
     names = ("total", "pending", "active", "completed", "failed", "aborted", "lost")
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
@@ -252,10 +252,10 @@ def operation_info(
     now: float | None = None,
     statistics: JobStatistics | None = None,
 ) -> Lazy:
-    """An operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``; ``statistics``
-    are those of its jobs.
+    """An operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``. ``statistics``:
+    of the operation's jobs.
 
-    It contains no environment if ``rights`` do not allow reading it.
+    The answer contains no environment if ``rights`` do not allow reading it.
     """
     live, given = rights.state.operations.get(record.id), record.spec
     hide: Callable[[dict[str, Any]], dict[str, Any]] = dict

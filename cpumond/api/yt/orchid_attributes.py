@@ -262,7 +262,7 @@ def _full_path(_: UpdatedTree, pool: PoolElement) -> str:
 
 
 def _if_flowing(read: Reader) -> Reader:
-    """Show an attribute also for a pool that has a flow and no type yet: its future capacity."""
+    """Show an attribute also for a pool that has a flow but no type yet: the attribute is its future capacity."""
     return lambda view, pool: (
         read(view, pool) if is_integral(pool) or pool.settings.integral_guarantees.resource_flow else MISSING
     )
@@ -352,7 +352,7 @@ def _is_schedulable(element: OperationElement) -> bool:
 
 def _count_jobs(preemptibility: int) -> Reader:
     def count(_: UpdatedTree, element: OperationElement) -> int:
-        # The next preemption would sort them anyway.
+        # The next preemption would sort the jobs anyway.
         victims.sort_jobs(element)
         return sum(job.preemptibility == preemptibility for job in element.jobs.values())
 

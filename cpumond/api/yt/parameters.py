@@ -39,8 +39,8 @@ class YtRequest:
 
 
 def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
-    """Parse parameters in a text; ``where`` names its place, for errors. Raises YtError, as the next two functions
-    do."""
+    """Parse the parameters in a text. ``where``: the place of the text, for errors. Raises YtError, as the next two
+    functions do."""
     try:
         value = strip_attributes(read_value(text, form, depth))
     except ParseError as error:

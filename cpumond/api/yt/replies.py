@@ -33,7 +33,7 @@ class YtLimits:
     """Requests per second of one user in the long run; requests in a batch count."""
     burst_requests: float = 400.0
     max_users: int = 10_000
-    """Users whose rate is remembered at the same time."""
+    """Maximum number of users whose rate is remembered at the same time."""
     now: Callable[[], float] = time.monotonic
 
 
@@ -115,7 +115,7 @@ class ReplyCache:
         return reply is not None and reply.command != command
 
     def _forget_old(self, room_for: int = 0) -> None:
-        """Drop replies that are too old or too many, the oldest first; running ones stay."""
+        """Drop replies that are too old, and the oldest ones if there are too many; running ones stay."""
         oldest_s = self._now() - self._max_age_s
         excess = len(self._replies) + room_for - self._max_replies
         dropped: list[tuple[str, str]] = []
@@ -156,7 +156,7 @@ def _asks_for_another_try(error: CpumondError) -> bool:
 
 
 class Rates:
-    """A token bucket for each user. One request may overdraw it; then the user waits until it is above zero."""
+    """A token bucket for each user. One request may overdraw the bucket; the user then waits until it is above zero."""
 
     def __init__(self, limits: YtLimits) -> None:
         self._limits = limits

@@ -364,7 +364,7 @@ class _Transport:
 
 
 def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
-    """One request of a batch. A change gets a mutation id, so that a repeated batch repeats nothing."""
+    """One request of a batch. A change gets a mutation id, so that a repeated batch does not repeat the change."""
     if not isinstance(item, dict):
         raise YtError(f"execute_batch: request {index} is not a map of command, parameters and input")
     name = strip_attributes(item.get("command"))
@@ -435,7 +435,7 @@ def _is_packed(request: Request) -> bool:
 
 
 def _mime_format(request: Request, header: Literal["accept", "content-type"]) -> Format | None:
-    """The format of the first MIME type that is one of the protocol's."""
+    """Return the format of the first MIME type in the header that the protocol has."""
     for part in request.headers.get(header, "").lower().split(","):
         form = MIME_FORMATS.get(part.partition(";")[0].strip())
         if form is not None:
@@ -458,7 +458,7 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
 
 
 def _write_and_free(holder: list[Any], form: Format) -> bytes:
-    """Write the only value in ``holder`` as text and free it, in a thread, because freeing may take long."""
+    """Write the only value in ``holder`` as text and free the value; called in a thread, as freeing may take long."""
     value = holder.pop()
     return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 

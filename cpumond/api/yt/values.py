@@ -16,9 +16,9 @@ from cpumond.scheduler.model import GENERIC, CommandError
 T = TypeVar("T", str, bytes)
 
 MAX_DEPTH = 64
-"""Nesting of maps, lists and attributes that a reader accepts by default."""
+"""Maximum nesting of maps, lists and attributes that a reader accepts by default."""
 MAX_WRITTEN_DEPTH = 256
-"""Nesting that the writers accept; no served tree comes near it."""
+"""Maximum nesting that the writers accept; no served tree comes near this depth."""
 MAX_VALUES = 20_000
 """Maximum values of one text, including maps and lists: reading, checking and storing take time and memory per value,
 not per byte."""
@@ -70,12 +70,12 @@ class ParseError(YtError):
         self.offset = offset
 
     def located(self, where: str) -> ParseError:
-        """The same error with the part of the request that it is about."""
+        """Return the same error with ``where``, the part of the request that the error is about."""
         return ParseError(self.reason, self.offset, where)
 
 
 class FormatError(YtError):
-    """A format that is not supported, or a value that it cannot express."""
+    """A format that is not supported, or a value that the format cannot express."""
 
 
 class Attributed(NamedTuple):
@@ -121,7 +121,7 @@ def gather(pieces: list[T], give_way: Callable[[], object] | None) -> Callable[[
 
 
 def is_unsigned(value: int) -> bool:
-    """Whether an integer is written as uint64. Raises FormatError if it fits neither that nor int64."""
+    """Whether an integer is written as uint64. Raises FormatError if the integer fits neither uint64 nor int64."""
     unsigned = isinstance(value, Uint) or value > INT64_MAX
     if value > UINT64_MAX or value < (0 if unsigned else INT64_MIN):
         raise FormatError(f"an integer of {value.bit_length()} bits is out of the range of YSON: -2^63 to 2^64-1")

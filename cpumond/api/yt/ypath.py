@@ -45,7 +45,7 @@ class YPath:
 
 
 MAX_CHARS = 32_768
-"""Maximum length of a path, more than any name needs: a megabyte would block the event loop for 0.3 s."""
+"""Maximum length of a path, more than the longest names need: a megabyte would block the event loop for 0.3 s."""
 
 _LITERAL = re.compile(r"(?:[^\\/@&*\[{]|\\(?:x[0-9A-Fa-f]{2}|[\\/@&*\[{]))+")
 _ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
