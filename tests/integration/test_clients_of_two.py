@@ -92,7 +92,7 @@ def test_the_page_of_a_real_standby_goes_to_the_leader(pair: Pair, page: Any):
     page.clock.install()
     page.goto(f"{standby.url}/#/pools/default")
     sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect(page.locator("header .stale")).to_contain_text(f"the one that leads is {leader.address}")
+    sync_api.expect(page.locator("header .stale")).to_contain_text(f"the leader is {leader.address}")
     page.clock.run_for(7_000)
     sync_api.expect(page.get_by_text("only-here")).to_be_visible()
     assert page.url == f"{leader.url}/#/pools/default"

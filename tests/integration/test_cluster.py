@@ -217,7 +217,7 @@ def test_the_command_says_how_and_removes_all_at_ctrl_c(hierarchies: Hierarchies
         operation = operate(url, token, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
         wait_until(lambda: "running" in operate(url, token, "jobs", operation), "the job runs")
         assert list_cgroups(command.process.pid)
-        assert command.end() == "All of it is removed.\n"
+        assert command.end() == "Everything is removed.\n"
     assert list_cgroups(command.process.pid) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -116,8 +116,10 @@ def test_a_real_agent_that_cannot_start_jobs(hierarchies: Hierarchies, tmp_path:
         extra.parent.mkdir(exist_ok=True)
         extra.write_text('[executor]\nuser = "no-such-account"\n')
         node.stop()
+        before = len(node.log_events("node_registered"))
         node.start()
         node.wait_ready()
+        cluster.wait(lambda: len(node.log_events("node_registered")) > before, "it takes jobs")
         operation = cluster.start_operation("p", ["true"], job_count=12, cpu_limit=0.2, max_failed_job_count=2)
         ends = ("completed", "failed")
         cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] in ends, "it ends")
@@ -125,4 +127,4 @@ def test_a_real_agent_that_cannot_start_jobs(hierarchies: Hierarchies, tmp_path:
         assert (found["state"], found["jobs"]["completed"]) == ("completed", 12), found["error"]
         ended = cluster.jobs(operation, "failed")
         assert {job["node_id"] for job in ended} == {node.node_id}
-        assert all("'no-such-account' is not known" in job["reason"] for job in ended)
+        assert all("'no-such-account' is unknown" in job["reason"] for job in ended)

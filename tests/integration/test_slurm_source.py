@@ -232,5 +232,5 @@ def test_the_controller_away_names_are_kept_and_new_jobs_stay_in_shadow_mode(slu
 def test_a_job_that_has_no_cgroup_of_the_cpu_controller_is_told_of(slurm, agent, config):
     number, _ = run_job(slurm, "--cpus-per-task=1", "--job-name=train", "--account=physics", controllers=1)
     agent.start(config)
-    said = f"slurm: job_{number} ('train' of root, account physics) has a cgroup in cpuacct alone"
+    said = f"slurm: job_{number} ('train' of root, account physics) has a cgroup only in cpuacct"
     wait_until(lambda: any(text.startswith(said) for text in problems(agent)), "status says so")

@@ -98,7 +98,7 @@ def check_orders_by_hand_are_respected(facts: Facts, slow: float) -> None:
         held = one["held"]
         assert (held["status"], held["override_by"]) == ("overridden", "systemctl set-property")
         assert (held["cpu_limit"], held["current_cpu_limit"]) == (cores, cores)
-        assert f"work.service: systemctl set-property ordered {cores:g} cores" in one["table"]
+        assert f"work.service: systemctl set-property set {cores:g} cores" in one["table"]
         assert "unit_ordered" in one["journal"], one["journal"]
         assert one["held_us"] == cores * 100_000
         assert one["held_s"] is not None, "after its time, or `cpumond unpin`, the monitor goes on"

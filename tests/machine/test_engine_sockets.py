@@ -73,7 +73,7 @@ def test_systemd_accepts_the_drop_in(facts: Facts) -> None:
 
 def test_a_socket_that_was_made_anew(facts: Facts) -> None:
     """Docker's is bound by itself, so the service has to start again; Podman's lies in a directory of its own."""
-    (text,) = find_sentences(facts, "made_anew", "made anew")
+    (text,) = find_sentences(facts, "made_anew", "was recreated")
     assert text.startswith("/run/docker.sock ")
     after = of(facts, "made_anew")["after"]
     assert after["seen"] == SOCKETS

@@ -337,7 +337,7 @@ def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
     assert fact["left"]["lowered_s"] is not None
     assert fact["left"]["left_us"] < 100_000, "nothing was left to put back"
     assert [(finding["level"], finding["text"]) for finding in fact["left"]["doctor"]] == [
-        ("fail", "a dead agent left the limits of 1 cgroup, such as 'jobs/one'")
+        ("fail", "a dead agent left the limits of 1 cgroup, for example 'jobs/one'")
     ]
     assert fact["answer"]["code"] != 0
     assert fact["settled_s"] is not None

@@ -84,7 +84,7 @@ def test_jobs_fail(facts: Facts) -> None:
     assert (by_signal["state"], by_signal["reason"]) == ("failed", "killed by SIGSEGV")
     no_program = only_job(fact["no_program"])
     assert no_program["state"] == "failed"
-    assert "no program 'no-such-program'" in no_program["reason"]
+    assert "the program 'no-such-program' does not exist" in no_program["reason"]
     assert {fact[name]["state"] for name in ("by_code", "by_signal", "no_program")} == {"failed"}
     assert fact["left"] == NOTHING
 

@@ -58,7 +58,8 @@ def install_config(state: State, config: Config, now: float) -> None:
 
 def _remove_tree(state: State, tree: Tree, now: float) -> None:
     for element in list(tree.operations.values()):
-        state.gangs.forget(element)
+        if element.operation.record.is_gang:
+            state.gangs.forget(element)
         for job in list(element.jobs.values()):
             lifecycle.stop(state, job, "aborted", f'pool tree "{tree.name}" was removed', now)
         del element.operation.elements[tree.name]
@@ -200,7 +201,8 @@ def _keep_finished(state: State, record: OperationRecord) -> None:
         del state.finished[oldest]
         state.spec_room.remove_ended(oldest)
         state.expired["operation", oldest] = None
-        state.expired.update(dict.fromkeys(("job", job_id) for job_id in state.finished_jobs.pop(oldest, {})))
+        for job_id in state.finished_jobs.pop(oldest, ()):
+            state.expired["job", job_id] = None
 
 
 MAX_RESTARTED_JOBS = 1000
