@@ -379,7 +379,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("not any(each[0].operations[each[1]].usage_share)", "any(each[0].operations[each[1]].usage_share)"),
         ("ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)", "ends = node is root"),
         ("return NOTHING if n in self.passed else self.operations[n].function", "return self.operations[n].function"),
-        ("(node.whole, node.passed)  # its", "(node.whole,)  # its"),
+        ("(node.whole, node.passed)  #", "(node.whole,)  #"),
     ],
     "test_gang_shares.py": [
         (
