@@ -42,8 +42,8 @@ class RegisteredJobs:
         ]
 
     def current_pins(self, wall_s: float, boottime_s: float) -> dict[str, Pin]:
-        """Return the pins that have not expired. The first call, at a start or for a new pin, takes the time left from
-        the wall clock. After that the time since boot counts, so setting the clock makes no pin longer or shorter."""
+        """Return the pins that have not expired. The first call (at a start, or for a new pin) computes the time left
+        from the wall clock. Later calls use time since boot, so setting the clock makes no pin longer or shorter."""
         current = {}
         for name, pin in self.content.pins.items():
             left_s = math.inf if pin.until is None else pin.until - wall_s

@@ -45,7 +45,7 @@ def _read_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         return parse_duration_s(text)
-    # The duration must be finite in milliseconds, too, the unit of a bare number everywhere else.
+    # The duration must also be finite in milliseconds: everywhere else, a bare number is in that unit.
     if not 0 <= seconds * 1000.0 < math.inf:
         raise ValueError(f"expected a duration that is finite and not negative, got {text}")
     return seconds

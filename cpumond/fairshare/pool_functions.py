@@ -165,7 +165,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
         elif m is None:  # B waits below the jump until its upper end is affordable
             segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]), values[n])
             segments.moved = high < 1.0
-        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # the same resource binds from end to end
+        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource has the highest level throughout
             a, b, c, d, e = m
             rate = (xs[n + 1] - xs[n]) / (high - s)
             slope = (a * rate, b * rate, c * rate, d * rate, e * rate)

@@ -156,7 +156,7 @@ def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) 
     script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
-    # If the demand changed suddenly at the moment when the next round begins, this would be undone at once.
+    # A sudden change of demand just as the next round begins would be undone at once.
     if last.end_s > again_s or (last is not first and last.at_s >= again_s):
         raise FairShareInputError(
             f"{where}: is over at {format_duration(last.end_s)}, but script {place} of the same operation happens "

@@ -34,7 +34,7 @@ EARLY_ABOVE: Final = 1.1
 EARLY_GIVES: Final = 1.2
 """With ``early_restore = "use"``, a job gets this multiple of its usage."""
 EARLY_HOLD_S: Final = 1.0
-"""Minimum seconds for which such a limit is kept; otherwise each check would cut what the next look raises."""
+"""Minimum seconds to keep a limit raised by "use"; otherwise each check would cut what the next look raises again."""
 RETRY_CUT_S: Final = 60.0
 """Seconds after which a cut without effect is tried again: the threads that prevented the cut may have ended."""
 

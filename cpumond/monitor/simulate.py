@@ -32,7 +32,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
     - ``held_back_ratio``: fraction of the enforcement periods in which the job got less CPU under a lowered limit than
       under its request; ``held_back_seconds_ratio``: fraction of the seconds that contain such a period.
     - ``late_ratio``: fraction of the work that was not done in the period in which it was demanded.
-    - ``delay_s``: mean wait of a core-second of work because of the limit; for a program, its total delay.
+    - ``delay_s``: mean time that a core-second of work waits because of the limit; for a program, its total delay.
     - ``p99_stretch_s``: 99th percentile of the lengths of uninterrupted series of held-back periods.
     - ``writes_per_hour``: number of changes of the limit per hour.
     - ``kept_work_ratio``: kept work of jobs on reclaimed CPU, as a fraction of sum(request - demand);

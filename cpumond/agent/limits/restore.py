@@ -292,7 +292,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
         return {}
     from cpumond.host.systemd.bus import UnitBus  # costs more than everything before
 
-    # A unit whose slice was changed has several paths: the values of a path that exists count.
+    # A unit whose slice was changed has several paths; use the values of one that exists.
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"

@@ -410,9 +410,10 @@ class CanQuery(Query, frozen=True):
 
 
 class FindQuery(Query, frozen=True):
-    """``name``: the beginning of an id, title or alias; "-" for the newest object. ``operation``: of the jobs.
-    ``tree``: of the pools, "" for the default one. ``all_of``: all matches, not only the closest kind. ``within``:
-    include pools, nodes and trees with ``name`` anywhere in their names."""
+    """``name``: the beginning of an id, title or alias; "-" for the newest object. ``operation``: the operation
+    whose jobs are searched. ``tree``: the tree whose pools are searched ("" for the default one). ``all_of``: return
+    all matches, not only the closest ones. ``within``: include pools, nodes and trees with ``name`` anywhere in their
+    names."""
 
     kind: finding.NamedKind
     name: _Text = ""

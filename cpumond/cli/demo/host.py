@@ -22,7 +22,7 @@ SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
 
 class CgroupPlace(NamedTuple):
-    """A cgroup of this process: ``prefix`` relative to each hierarchy; ``layout`` as in ``Hierarchies``."""
+    """A cgroup of this process. ``prefix``: its path in each hierarchy. ``layout``: as in ``Hierarchies.layout``."""
 
     prefix: str
     layout: str

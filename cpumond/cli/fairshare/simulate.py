@@ -259,7 +259,8 @@ def _parse_seconds(value: float | str, where: str) -> float:
 
 
 def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[SimulationRow]:
-    """Pass rows on, and print as JSON lines the rows of the first step in each ``every_s`` seconds (0: of all)."""
+    """Pass all rows on. For every ``every_s`` seconds, print the rows of the first step as JSON lines (0: print the
+    rows of every step)."""
     next_s = printed_s = 0.0
     for row in rows:
         if row.time_s >= next_s:

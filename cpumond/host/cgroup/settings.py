@@ -143,9 +143,9 @@ def compute_start_weight(cores: float, version: int) -> int:
 def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]:
     """Return the writes that lead from ``before`` to ``after``; each write is valid if both ends are valid.
 
-    Down: burst, then quota. Up: quota, then burst. Of quota and period, the one whose write gives less CPU is written
-    first: the state in between is then never above the larger end, so a parent that allows both ends allows it. "No
-    quota" is allowed with any period and under any parent: it is set first, or removed last.
+    Down: burst, then quota. Up: quota, then burst. Of quota and period, first write the one after which the limit is
+    lower. The limit in between is then never above the larger of ``before`` and ``after``, so a parent that allows both
+    also allows it. "No quota" is allowed with any period and under any parent: it is set first, or removed last.
     """
     steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:

@@ -161,7 +161,7 @@ class Forecasts:
         simulations run."""
         for command in question.commands:
             check(self._state, command, question.user)
-        if len(question.commands) == 1:  # with more, the later ones depend on the first
+        if len(question.commands) == 1:  # of several commands, the later ones depend on the first
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
         if self._simulations >= MOST_SIMULATIONS:
             raise CommandError(TOO_MANY, RESOLVE, NOT_YET)

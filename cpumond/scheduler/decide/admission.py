@@ -49,8 +49,9 @@ class PoolChoice:
 
 @dataclass(slots=True)
 class Ahead:
-    """Operations that start earlier than a given one and are not in any tree yet. ``count``: of all. ``operations``,
-    ``running``: for each pool, of all and of those that run. ``running_of``: those that run, by tree and user."""
+    """Operations that start earlier than a given one and are not in any tree yet. ``count``: number of all these
+    operations. ``operations``: their number for each pool. ``running``: the number of running ones for each pool.
+    ``running_of``: the number of running ones by tree and user."""
 
     count: int = 0
     operations: Counter[PoolElement] = field(default_factory=Counter)

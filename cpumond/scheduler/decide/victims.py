@@ -181,7 +181,7 @@ def start_order(job: Job) -> tuple[float, int]:
 
 def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> Vector:
     """Return what is left of the element's limits after ``order`` and the resources ``kept`` for pools that do not lend
-    them (2.17). Includes rounding and the tolerance of pools."""
+    them (2.17). The result allows for rounding and for a pool's tolerance."""
     tolerance = ZERO
     if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
         tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)

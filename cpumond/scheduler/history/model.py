@@ -39,7 +39,8 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "throttled_ratio",
     ),
 }  # fmt: skip
-"""Kind -> columns. The last five of pools and operations are rates: the differences of CPU_COUNTERS, in their order."""
+"""Kind -> columns. For pools and operations, the last five columns are rates: the differences of CPU_COUNTERS, in the
+same order."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
 

@@ -292,8 +292,8 @@ class Scheduler:
                         each.done.set_exception(error)
 
     async def _carry_out_group(self, waiting: deque[_WaitingStart], group: list[_WaitingStart], most: int) -> None:
-        """Execute the first starts of ``waiting`` in one write, at most ``most``, and move these to ``group``. A start
-        that may be refused because of those before it ends the group, and is tried again after the write."""
+        """Execute the first starts of ``waiting`` (up to ``most``) in one write, and move them to ``group``. The group
+        ends before a start whose refusal may be caused by earlier ones; that start is tried again after the write."""
         now, ahead, made = self.clock.now(), Ahead(), list[Transaction]()
         told, kept, is_open = list[IndexedEvent](), list[Change](), True
         while waiting and is_open and len(group) < most:

@@ -40,8 +40,8 @@ class PreemptionRules:
 def root_rules(settings: TreeSettings) -> PreemptionRules:
     """Return the rules of the root: the tree's options (6.2).
 
-    If a limit is not set, it is the tree's own value of the option that it limits. If ``min_share_preemption_timeout``
-    is not set, it is the fair-share time-out.
+    A limit that is not set defaults to the tree's own value of the option that is limited.
+    ``min_share_preemption_timeout`` defaults to the fair-share time-out.
     """
     tolerance = settings.fair_share_starvation_tolerance
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0

@@ -254,7 +254,7 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
 
 
 def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -> None:
-    """Count the usage of a job from when it was declared lost to its end, which its node reports now (1.7)."""
+    """Add the usage of a lost job, from its declared loss to its end. The node reports that end only now (1.7)."""
     live = state.operations.get(record.operation_id)
     element = None if live is None else live.elements.get(record.tree)
     if element is not None:

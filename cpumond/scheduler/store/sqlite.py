@@ -273,7 +273,8 @@ class SqliteStore:
 
 
 def _checksum(kind: str, key: str, value: bytes) -> int:
-    """Return the CRC-32 of all three, and of the lengths of kind and key. Raises UnicodeEncodeError."""
+    """Return the CRC-32 of kind, key and value, and of the lengths of kind and key. Raises UnicodeEncodeError if kind
+    or key cannot be encoded."""
     head = kind.encode(), key.encode()
     return zlib.crc32(value, zlib.crc32(b"%d %d %b%b" % (len(head[0]), len(head[1]), *head)))
 
