@@ -45,6 +45,8 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        # One that is accepted after ``close`` ends with its loop, and must not be awaited in the next one.
+        task.add_done_callback(self._serving.discard)
         ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
         with contextlib.suppress(*ends), contextlib.closing(writer):
             while True:
@@ -66,7 +68,6 @@ class Server:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        self._serving.clear()
 
 
 def describe(**more: Any) -> bytes:
