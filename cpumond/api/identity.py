@@ -202,7 +202,7 @@ class Gate:
         host = "" if header is None else _find_host(header, server and tuple(server))
         if header is not None and not is_loopback(host) and not is_socket:
             # DNS rebinding: a page of another site whose name resolves to this machine must not count as a local user.
-            raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
+            raise CommandError(f"without tokens, send requests to 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         if self.is_open and not is_socket:
             return replace(OPEN_ACCESS_USER, origin=_place(request))
         found: User | str = request.scope["local_user"]

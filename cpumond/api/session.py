@@ -57,7 +57,7 @@ def end_session(request: Request) -> Response:
 
 
 def find_session_token(request: Request) -> str:
-    """Return the token of a request with both halves; if they do not belong together, "" or an invalid token."""
+    """Return the token whose two halves a request carries; if they do not match, return "" or an invalid token."""
     halves = (request.cookies.get(_name_cookie(request), ""), request.headers.get(SESSION_KEY, ""))
     try:
         return _mix(*map(bytes.fromhex, halves)).decode("latin-1")

@@ -12,7 +12,7 @@ FIRST, LAST = 10_000, 30_000
 
 
 def find_range() -> tuple[int, int]:
-    """The first and the last port that may be chosen: none that the kernel assigns by itself.
+    """Return the first and last port of the range to choose from. It avoids ports that the kernel assigns by itself.
 
     Another program's connection or server could get an ephemeral port before our server listens on it.
     """

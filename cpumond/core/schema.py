@@ -20,7 +20,7 @@ ABOVE: Final = "above the first [table]"
 """Where keys outside of any table belong."""
 
 MAX_QUOTED: Final = 200
-"""Maximum characters of a value that a sentence shows."""
+"""Maximum number of characters of a value quoted in an error message."""
 
 
 def normalise_table(

@@ -104,7 +104,7 @@ def find_ignored(folder: str) -> list[str]:
 def is_drop_in(folder: str, name: str) -> bool:
     """Return whether a file in ``conf.d`` is read; leftovers of editors and package managers begin with a dot."""
     place = os.path.join(folder, name)
-    # A missing or unreadable file counts, so that reading it fails: the user wrote it.
+    # A missing or unreadable file counts as well, because the user named it; reading it then fails.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))
 
 

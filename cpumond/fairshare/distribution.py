@@ -24,7 +24,7 @@ def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
 
 
 def assign(node: PoolNode, suggestion: float, options: Options, promised: bool = False) -> None:
-    """Assign the share of ``node`` at ``suggestion``, and all shares below it (12.1, 12.2, 13: with suggestion 0)."""
+    """Assign all shares from ``node`` down at ``suggestion`` (12.1, 12.2); promised shares use suggestion 0 (13)."""
     assert node.function is not None
     segment = node.function.segment_at(suggestion)
     stack = [(node, segment, suggestion)]

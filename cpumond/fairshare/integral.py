@@ -31,7 +31,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives the pools of a subtree their functions, known as far as a suggestion to its top pool needs (9)."""
+"""Gives each pool of a subtree its function, computed only as far as a given suggestion to the top pool needs (9)."""
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:

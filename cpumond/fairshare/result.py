@@ -23,7 +23,7 @@ class UpdateError:
 
 @dataclass(frozen=True, slots=True)
 class FairShare:
-    """A share, as fractions of the cluster by resource, and its three parts, whose sum it is (12)."""
+    """A share, as a fraction of the cluster for each resource, and the three parts that add up to it (12)."""
 
     total: Vector = ZERO
     strong_guarantee: Vector = ZERO

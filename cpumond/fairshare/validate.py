@@ -80,8 +80,8 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # This runs for perhaps 50,000 operations. NaN fails these comparisons, too. Only if a value is wrong, the code
-        # searches which one.
+        # This may run for 50,000 operations, so the code looks for the wrong value only if there is one. NaN fails
+        # these comparisons, too.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
         l0, l1, l2, l3, l4 = operation.resource_limits

@@ -1,7 +1,7 @@
 """CPU demand of a simulated job: CSV lines converted to work per enforcement period.
 
-Pure: lines are an iterable. The lines are steps of demand, or a recorded trace of usage. A trace does not show the
-demand of a job while the job was throttled."""
+Pure: the caller passes the lines as an iterable. They are steps of demand, or a recorded trace of usage. A trace does
+not show the demand of a job while the job was throttled."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float
     """Return the core-seconds of demand in each period of ``period_s`` seconds. ``steps`` are (end_s, cores), in order
     of time."""
     work = array("d")
-    begin = part = 0.0  # in periods; part: demand of the current period, in cores times periods
+    begin = part = 0.0  # begin: in periods; part: demand of the current period, in cores times periods
     for end_s, cores in steps:
         end = end_s / period_s
         # A decimal number may differ slightly from a multiple of a period.

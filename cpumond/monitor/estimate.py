@@ -47,9 +47,9 @@ class RuleEstimate(msgspec.Struct, frozen=True):
     """Estimated effect of a rule. Cores are means over the observed time; ratios are in [0, 1].
 
     ``reclaimable_cores`` is request minus limit, ``reclaimable_ratio`` the same as a fraction of the request.
-    ``held_back_ratio`` is the fraction of the time in which the limit would hold the workload back, if that always ends
-    with a look of the rule. ``held_back_most_ratio`` is the upper bound: the fraction of the time that is covered by
-    samples with such usage. ``lost_work_ratio`` is the fraction of the work of jobs on reclaimed CPU that would be lost
+    ``held_back_ratio`` is the fraction of the time in which the limit would hold the workload back, assuming that the
+    rule's next look ends this. ``held_back_most_ratio`` is its upper bound: it counts the whole time of each sample in
+    which this happens. ``lost_work_ratio`` is the fraction of the work of jobs on reclaimed CPU that would be lost
     (``ReclaimedWork``). ``limit_cores`` is the limit at the end. The first WARM_UP_S are not counted."""
 
     reclaimable_cores: float
@@ -112,8 +112,8 @@ class Timeline:
 
 
 class _Interval(NamedTuple):
-    """Usage between two readings. ``parts``: if the interval has several parts, the seconds and the CPU seconds of the
-    first part, then of the second, and so on; in an array, which saves memory with many workloads."""
+    """Usage between two readings. ``parts``: if the interval has several parts, two numbers for each in turn: its
+    seconds and its CPU seconds. They are in an array, because this saves memory with many workloads."""
 
     seconds: float
     used_cpu_s: float
@@ -301,7 +301,7 @@ class UseWatch:
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
     def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
-        """Return the estimate so far. A short observation is run repeatedly: up to ``most_checks`` before it counts."""
+        """Return the estimate so far. A short observation is first repeated to settle, up to ``most_checks`` checks."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:

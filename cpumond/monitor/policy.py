@@ -61,8 +61,8 @@ def check(
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """Look between two checks: if a period was throttled since ``state.seen``, restore the full request, and count the
-    time since the last check like a check. If no period was throttled, return None."""
+    """Look at the job between two checks. If a period was throttled since ``state.seen``, restore the full request, and
+    treat the time since the last check as if a check had ended it. Otherwise return None."""
     base, seen = state.base, state.seen
     if base is None or seen is None or state.limit_cores >= state.hard_cores:
         return None
@@ -265,9 +265,9 @@ VOTE_MODES: Final[dict[str, VoteCounter]] = {
 
 
 def move_hard(state: JobState, hard_cores: float) -> JobState:
-    """Return the state after a change of the CPU that the job can have, because of its request or a quota above it.
+    """Return the state after a change of ``hard_cores``, for example because of a new request or a quota above.
 
-    If the limit was equal to the old value, it becomes the new value; otherwise it is at most the new value. The same
+    A limit equal to the old ``hard_cores`` becomes the new value; any other limit is capped at the new value. The same
     holds for the seed of a job without a smoothed value. The window is compared with the new limit."""
     if hard_cores == state.hard_cores:
         return state

@@ -163,7 +163,7 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
     burst = (s.burst_ratio or 0.0) if s.is_ceiling else 0.0
     state = msgspec.structs.replace(start_state(order_cores, 0.0), cfs_period_s=period_s)
     if s.limit_rule != "document":
-        # As for the tables of limit_rules.md: only rule ``document`` takes its first sample at the first check.
+        # As in the tables of limit_rules.md, only rule ``document`` takes its first sample at the first check.
         state, _ = check(state, CpuReading(0.0, 0.0), 0.0, s)
     limit = order_cores
     quota = job.order_cpu_s

@@ -257,7 +257,7 @@ class AssignedJobs:
                 self._update_file(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
-        # The process does not end before the removals that have begun. The next run does the remaining ones.
+        # The process does not end until the removals already begun are finished. The next run does the rest.
         self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()

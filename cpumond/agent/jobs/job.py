@@ -130,7 +130,7 @@ class AssignedJob:
             self.checkpoint_at = touched_at
 
     def share(self, amount: float) -> Share:
-        """Return ``amount`` of a resource as the job's share. A job that is still starting counts as started last."""
+        """Return the job's share: ``amount`` of a resource. A job that is still starting counts as the newest one."""
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 

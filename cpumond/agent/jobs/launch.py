@@ -68,7 +68,7 @@ def _own_account() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(own)
     except KeyError:
-        # The uid has no name, as may be in containers.
+        # The uid has no name, which can happen in containers.
         return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
 
 

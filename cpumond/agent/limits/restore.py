@@ -113,7 +113,7 @@ class RunLock:
 
     def look_after(self) -> list[str]:
         """If the lock file was removed or replaced, so that a second agent could start, take the lock again and return
-        the file's path. Raises UnavailableError if another agent holds the lock, CreateError or AccessError."""
+        the path. Raises UnavailableError if another agent holds the lock. May raise CreateError or AccessError."""
         held = os.fstat(self._fd)
         if identify(self.path) == (held.st_dev, held.st_ino):
             return []

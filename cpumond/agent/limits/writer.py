@@ -180,7 +180,7 @@ class LimitWriter:
         if added or self._stale:
             self._save({**self.originals, **added})
         for job in jobs:
-            # While the original of an earlier cgroup of this name is still to be restored, this cgroup is not changed.
+            # Until the original of an earlier cgroup of this name has been restored, this cgroup is not changed.
             job.touched = self.find_original(job.cgroup) is not None
 
     def keep(self, job: Tracked) -> None:

@@ -372,7 +372,7 @@ def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
     if not isinstance(name, str) or name not in COMMANDS or name == "execute_batch":
         raise YtError(f"execute_batch: request {index}: {_describe_unknown(str(name))}")
     if not isinstance(parameters, dict):
-        raise YtError(f'execute_batch: request {index}: "parameters" is a map')
+        raise YtError(f'execute_batch: request {index}: "parameters" must be a map')
     if COMMANDS[name].is_binary:
         raise YtError(f"execute_batch: request {index}: {name} answers with bytes; send it by itself")
     command, mutation_id = COMMANDS[name], strip_attributes(batch.parameters.get("mutation_id"))

@@ -316,7 +316,7 @@ class _Writer(Generic[T]):
         self._keys: dict[str, T] = {}
 
     def write(self, value: Any, depth: int) -> None:
-        """A value inside of ``depth`` others."""
+        """Write a value that is nested inside ``depth`` other values."""
         kind = type(value)
         if kind is str:
             self._put(self._string(value))

@@ -151,7 +151,7 @@ def read_scenario(path: str) -> Scenario:
     invalid input.
     """
     with open_input(path, "a scenario") as file:
-        data = file.read(MAX_BYTES + 1)  # enough to see that it is too large
+        data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
     return parse_scenario(data, "standard input" if path == "-" else path)
 
 

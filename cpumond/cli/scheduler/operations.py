@@ -340,9 +340,9 @@ def operation_set_command(
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @scheduler_options
 def operation_patch_command(client: SchedulerClient, operation: str, assignments: tuple[str, ...]) -> None:
-    """Change max_failed_job_count and tasks/NAME/job_count of a live operation: all given values, or none.
+    """Change max_failed_job_count and tasks/NAME/job_count of a live operation: either all given values or none.
 
-    With fewer jobs, completed ones count first, and excess running ones are aborted.
+    If job_count is lowered, completed jobs count towards it first, and excess running jobs are aborted.
     """
     edits = read_edits([each.removeprefix("/") for each in assignments])
     patches = [

@@ -155,7 +155,7 @@ def report_command(
         raise UsageError("--price goes with --savings")
     since_s = SAVINGS_S if savings and not is_given["since_s"] else since_s
     with contextlib.ExitStack() as stack:
-        # Before any request, because a file that cannot be written is refused at once.
+        # Open the file before any request, so that one that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--output")) if path else None
         width, colour = (None, False) if page is not None else (terminal_width(), use_colour())
         if waste:

@@ -291,7 +291,7 @@ def _move_pool(state: State, command: commands.MovePool, _: Rights) -> Iterator[
 
 
 def _move(state: State, tree: TreeConfig, pool: PoolConfig, parent: str, name: str) -> Iterator[Need]:
-    """Yield what a change of a pool's parent or name needs, in addition to ``write`` on the pool."""
+    """Yield the permissions, besides ``write`` on the pool, that are needed to change its parent or name."""
     if (parent, name) == (pool.parent, pool.name):
         return
     yield Need("modify_children", tree.name, pool.parent)

@@ -83,7 +83,7 @@ class RunResult(msgspec.Struct):
 def send_forecasts(
     state: State, now: float, pace: Pace, limits: RunBudget, seed: int, send: Send, only: Collection[str] | None = None
 ) -> None:
-    """Send forecasts of the live operations, all or ``only`` some, in chunks (msgpack of ``list[Forecast]``)."""
+    """Send forecasts of all live operations, or of those in ``only``, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
     watched = frozenset(state.operations if only is None else only)
     records = [state.operations[each].record for each in watched]

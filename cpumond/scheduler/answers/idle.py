@@ -1,8 +1,8 @@
 """Reasons why CPU is idle while work waits: the split of a tree's capacity, and the CPU that each cause keeps idle.
 Pure.
 
-All amounts are cores. ``cores`` of a cause would start if only the change for it were made. Causes overlap, so their
-``cores`` do not add up. Their ``idle_cores`` do, since each idle core is assigned to one cause.
+All amounts are cores. ``cores`` of a cause: cores of the work that would start if only the change for this cause were
+made. Causes overlap, so their ``cores`` do not add up. Their ``idle_cores`` do: each idle core has one cause.
 """
 
 from __future__ import annotations

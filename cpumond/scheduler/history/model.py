@@ -20,7 +20,7 @@ KINDS: Final = ("pool", "node", "operation", "job")
 POOL, NODE, OPERATION, JOB = range(4)
 
 USER, ARM, COVERED = range(4, 7)
-"""Kinds of daily totals besides pools: users, the control group, the jobs compared with this group, known time."""
+"""Kinds of daily totals besides pools: users, the control group, jobs compared with it, and time with known data."""
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (

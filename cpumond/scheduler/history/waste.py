@@ -196,8 +196,8 @@ def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
 
 
 def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> float | None:
-    """Return the request, in cores, that would suffice by the mean usage and the running time of jobs. It is rounded up
-    to halves, or to tenths below one core. None if it is hardly lower than ``ordered_cores``."""
+    """Return the request, in cores, that would have been enough, judging by the jobs' mean usage and running time. It
+    is rounded up to halves, or to tenths up to one core. Returns None if it is hardly lower than ``ordered_cores``."""
     by_use = sorted(means)
     reached = list(accumulate(seconds for _, seconds in by_use))
     wanted = max(HEADROOM * by_use[bisect_left(reached, ENOUGH_FOR * reached[-1])][0], 0.1)

@@ -745,7 +745,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     cookie: int = -1
     job_index: int = -1
     task_job_index: int = -1
-    """-1 if no record with this number was stored at its start (7.4)."""
+    """-1 if no record with this number was stored when the job started (7.4)."""
     set_container_cpu_limit: bool | None = None
     """As in ``StartRecord``."""
 

@@ -101,10 +101,10 @@ class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[history]``: data of the graphs and ``cpumond report``, in a separate file beside the database.
 
-    ``length``: the age of the oldest data: points for one day, before that totals of days; "0s" keeps none. ``period``:
-    the time between two points. ``max_size``: bytes of the file. ``max_series``: the number of pools, nodes, operations
-    and jobs with points, chosen in this order. ``core_hour_price``: savings are also shown as an amount of
-    ``currency``; 0: in core-hours only.
+    ``length``: how far back data goes; "0s" keeps none. The last day is kept as points, older days as daily totals.
+    ``period``: the time between two points. ``max_size``: maximum bytes of the file. ``max_series``: the number of
+    pools, nodes, operations and jobs with points, chosen in this order. ``core_hour_price``: savings are also shown as
+    an amount of ``currency``; 0: in core-hours only.
     """
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
@@ -359,8 +359,8 @@ def _check_waste(config: SchedulerConfig) -> None:
 
 
 def _check_secrets(config: SchedulerConfig) -> None:
-    """Check that no other user can read the secrets that heartbeat responses carry to nodes, or pretend to be a node
-    and get them."""
+    """Heartbeat responses carry secrets to nodes. Check that no other user can read them, or get them by pretending
+    to be a node."""
     path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
     if not path:
         return

@@ -40,7 +40,7 @@ class Tokens:
     __slots__ = ("_ids", "_users")
 
     def __init__(self, users: Mapping[str, User] | None = None) -> None:
-        # Ids are set here. Each heartbeat looks up one of these users; to copy the user then would cost most of that.
+        # Set ids here: each heartbeat looks up one of these users, and copying the user then would be most of the cost.
         self._users = {digest: replace(user, token_id=digest[:ID_DIGITS]) for digest, user in (users or {}).items()}
         self._ids = {user.token_id: user for user in self._users.values()}
 

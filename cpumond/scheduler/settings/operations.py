@@ -560,7 +560,7 @@ def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
         return GangOptions()
     number = _integer(size, f"{where}/size", 1, MAX_JOB_COUNT)
     if isinstance(most, int | float) and number > most:
-        raise _refuse(f"{where}/size", f"{number} jobs must have a rank, but job_count is {most:g}; lower it")
+        raise _refuse(f"{where}/size", f"{number} jobs must have a rank, but job_count is only {most:g}; lower size")
     return GangOptions(number)
 
 

@@ -199,7 +199,7 @@ def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, An
 
 
 def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return the attributes of a table with its options, the options' spellings, and warnings. Raises CommandError."""
+    """Return three things: attributes with options, how options were spelled, and warnings. Raises CommandError."""
     with commands.at(where):
         check_names(kind, table)
         options, spelled, told = normalise(kind, table.options)

@@ -49,7 +49,7 @@ def _left_of(kept: gangs.Reservation, node: Node) -> Vector:
 
 
 def _takes_back(state: State, element: OperationElement, now: float) -> bool:
-    """Return whether backfilled jobs are stopped for a gang: no other gang has a reservation."""
+    """Return whether backfilled jobs may be stopped for a gang; they may not if another gang has the reservation."""
     kept = find_reservation(state, element.tree, now)
     return gangs.may_take_back(element) and (kept is None or kept.element is element)
 

@@ -65,10 +65,10 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     known = state.nodes.get(registration.node_id)
     if known is not None and known.is_online and not may_replace and not _has_key_of(known, registration):
         raise CommandError(
-            f"node {known.id} is alive, with another agent (address {known.address}); give each host its own "
-            "node_id. If this is the same host, whose agent lost its node_key.state: wait until its last run was "
-            f"silent for node_heartbeat_timeout ({state.rules.node_heartbeat_timeout_s:g} s), or bind its token to "
-            f'the node (":node:{known.id}" in [api] tokens_file)',
+            f"node {known.id} is alive, with another agent (address {known.address}). If this is a different host, "
+            "give it its own node_id. If it is the same host and its agent lost node_key.state, wait until the agent's "
+            f"previous run has been silent for node_heartbeat_timeout ({state.rules.node_heartbeat_timeout_s:g} s), "
+            f'or bind the agent\'s token to the node (":node:{known.id}" in [api] tokens_file)',
             ALREADY_EXISTS,
         )
     if known is not None and registration.incarnation in known.replaced:

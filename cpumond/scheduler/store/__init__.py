@@ -1,6 +1,6 @@
 """Store of the scheduler's state: records of bytes, each under a kind and a key, changed in batches.
 
-A store does not interpret the records. One process writes them; nothing that reads the state queries the store.
+A store does not interpret the records. One process writes them. Code that reads the state never queries the store.
 """
 
 from __future__ import annotations

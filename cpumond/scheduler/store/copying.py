@@ -61,9 +61,9 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
             show(f"{found.entries} of {expected.entries} entries of the log compared")
         if found.result != expected.result:
             raise StoreError(
-                f"{describe_place(destination)}: data read back differs from data written ({found.records} records "
-                f"of {expected.records}, {found.entries} entries of the log of {expected.entries}): look for disk "
-                "errors in the system's log and copy again"
+                f"{describe_place(destination)}: the data read back differs from the data written ({found.records} of "
+                f"{expected.records} records, {found.entries} of {expected.entries} log entries); look for disk "
+                "errors in the system's log, then copy again"
             )
         last = [Change(UNFINISHED, UNFINISHED, None)]
         if not is_conninfo(destination) and term:

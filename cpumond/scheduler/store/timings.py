@@ -52,8 +52,8 @@ minute, at 1 s ten."""
 
 
 def name_write(changes: Sequence[Change]) -> str:
-    """Return the name of a write in metrics, which anyone may read: its first record, with its id unless that is secret
-    (the key of a token is derived from the token)."""
+    """Return the name of a write for metrics: the kind and the id of its first record. Anyone may read metrics, so
+    secret ids are left out (the key of a token is derived from the token)."""
     if not changes:
         return "log"
     kind, key = changes[0].kind, changes[0].key

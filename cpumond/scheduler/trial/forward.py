@@ -145,8 +145,8 @@ class Forward:
         user: str = "",
         enough: Callable[[], bool] = lambda: False,
     ) -> Course:
-        """Return what happens before ``until`` if users send only ``commands`` and the load. Raises CommandError if a
-        command is refused. ``enough``: called now and then; if it returns true, the simulation stops."""
+        """Return what happens before ``until`` if the only input is ``commands`` and what the ``Load`` decides. Raises
+        CommandError if a command is refused. ``enough`` is called now and then; if true, the simulation stops."""
         course = self.course
         course.until = until
         for command in commands:
