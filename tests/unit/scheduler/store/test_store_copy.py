@@ -159,7 +159,7 @@ def test_what_is_read_back_differs(source: str, target: str, monkeypatch: pytest
     monkeypatch.setattr(
         copying, "_records", lambda store: (r for r in whole(store) if not (store.path == target and r[1] == "0003"))
     )
-    with pytest.raises(StoreError, match=r"differs from data written \(2500 records of 2501, 2500 "):
+    with pytest.raises(StoreError, match=r"differs from the data written \(2500 of 2501 records, 2500 "):
         copy_store(source, target)
     assert UNFINISHED in {kind for kind, _, _ in read_all(target)}
 
