@@ -29,27 +29,18 @@ def test_numbers_that_are_not_finite_are_refused_under_the_option_name(value):
 
 
 @pytest.mark.parametrize(
-    ("mode", "enable_cpu_reclaim", "in_force"),
+    ("mode", "not_given", "enabled", "disabled"),
     [
-        (None, None, "shadow"),
-        (None, True, "reclaim"),
-        (None, False, "shadow"),
-        ("off", None, "off"),
-        ("off", True, "off"),
-        ("off", False, "off"),
-        ("shadow", None, "shadow"),
-        ("shadow", True, "shadow"),
-        ("shadow", False, "shadow"),
-        ("up-only", None, "up-only"),
-        ("up-only", True, "up-only"),
-        ("up-only", False, "shadow"),
-        ("reclaim", None, "reclaim"),
-        ("reclaim", True, "reclaim"),
-        ("reclaim", False, "shadow"),
+        (None, "shadow", "reclaim", "shadow"),
+        ("off", "off", "off", "off"),
+        ("shadow", "shadow", "shadow", "shadow"),
+        ("up-only", "up-only", "up-only", "shadow"),
+        ("reclaim", "reclaim", "reclaim", "shadow"),
     ],
 )
-def test_enable_cpu_reclaim_false_holds_the_mode_to_at_most_shadow(mode, enable_cpu_reclaim, in_force):
-    assert compute_mode(MonitorSettings(mode=mode, enable_cpu_reclaim=enable_cpu_reclaim)) == in_force
+def test_enable_cpu_reclaim_false_holds_the_mode_to_at_most_shadow(mode, not_given, enabled, disabled):
+    modes = [compute_mode(MonitorSettings(mode=mode, enable_cpu_reclaim=given)) for given in (None, True, False)]
+    assert modes == [not_given, enabled, disabled]
 
 
 def test_modes_are_ordered_from_least_to_most_active():

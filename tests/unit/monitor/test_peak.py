@@ -75,51 +75,11 @@ def test_a_use_below_the_peak_leaves_the_moment_of_the_peak():
     assert job.state.peak_at_s == at_s
 
 
-def test_a_throttled_period_gives_everything_back_and_lengthens_the_memory():
-    job = Driver().lower(2.0)
-    limit, caution = job.state.limit_cores, job.state.caution
-    decision = job.step(limit, throttled=3)
-    assert (decision.kind, decision.old_cores, decision.new_cores) == ("restore", limit, HARD)
-    assert job.state.caution == pytest.approx(caution + 0.3 - 0.004)
-    assert job.state.peak_cores == limit  # it wanted at least this
-    assert job.state.held.count == 1
-    assert job.state.held.held_s == job.state.held.after_s == pytest.approx(0.3)
-    assert (job.state.held.at_s, job.state.held.from_cores) == (job.reading.at_s, limit)
-
-
 def test_the_length_of_a_period_is_that_of_the_cgroup():
     job = Driver(state=msgspec.structs.replace(start_state(HARD, 0.0), cfs_period_s=0.02)).lower(2.0)
     caution = job.state.caution
     job.step(2.0, throttled=3)
     assert job.state.caution == pytest.approx(caution + 3 * 0.02 - 0.004)
-
-
-def test_a_look_gives_everything_back_and_the_check_after_it_measures_from_the_check_before():
-    job = Driver().lower(2.0)
-    limit, caution = job.state.limit_cores, job.state.caution
-    job.go(limit, 0.2, throttled=2)
-    decision = job.look()
-    assert (decision.kind, decision.new_cores, decision.interval_s) == ("restore", HARD, 0.0)
-    assert job.state.peak_cores == limit
-    assert job.state.caution == pytest.approx(caution + 0.2)
-    watched_s = job.state.watched_s
-    decision = job.step(12.0, seconds=0.8)
-    assert decision.interval_s == pytest.approx(1.0)
-    assert decision.usage_cores == pytest.approx(0.2 * limit + 0.8 * 12.0)
-    assert job.state.caution == pytest.approx(caution + 0.2 - 0.004)
-    assert job.state.held.count == 1
-    assert job.state.watched_s == pytest.approx(watched_s + 1.0)
-
-
-def test_periods_that_a_look_has_paid_for_are_not_paid_for_again():
-    job = Driver().lower(2.0)
-    job.go(2.0, 0.2, throttled=2)
-    assert job.look() is not None
-    assert job.look() is None
-    caution = job.state.caution
-    job.step(2.0, seconds=0.8)
-    assert job.state.caution == pytest.approx(caution - 0.004)
-    assert job.state.throttled_cpu_s == job.state.late_cpu_s == pytest.approx(0.2)
 
 
 def test_a_look_before_the_first_check_at_a_job_with_all_its_cpu_or_at_another_cgroup_says_nothing():
@@ -170,12 +130,6 @@ def test_without_a_ceiling_use_above_the_limit_is_the_sign_and_throttled_periods
     assert job.state.late_cpu_s == 0.0
 
 
-@pytest.mark.parametrize(("ratio", "kind"), [(1.5, "grow"), (1.2, "restore"), (0.0, "grow")])
-def test_how_far_use_must_be_above_the_guarantee_can_be_set(ratio: float, kind: str):
-    job = Driver(msgspec.structs.replace(S, actuator="guarantee", use_restore_ratio=ratio)).lower(2.0)
-    assert job.step(job.state.limit_cores * 1.3).kind == kind
-
-
 @pytest.mark.parametrize("actuator", ["weight", "guarantee"])
 def test_a_look_without_a_ceiling_compares_the_use_since_the_look_before(actuator: Actuator):
     s = without_ceiling(actuator)
@@ -207,31 +161,6 @@ def test_pressure_restores_with_either_actuator():
         # Waiting for others is not charged to the budget where a quota is not what it waits for.
         paid_s = 0.1 if actuator == "weight" else 0.0
         assert job.state.caution == pytest.approx(caution + paid_s - 0.004)
-
-
-def compete(s: MonitorSettings, seconds: int) -> tuple[JobState, list[float], int]:
-    """A job that wants all of 4 CPUs beside a neighbour that does, too, and waits much more with less than its full
-    weight: its state, its limits, and how often all was given back."""
-    state, total, waited, limits, restores = start_state(4.0, 0.0), 0.0, 0.0, [], 0
-    state, _ = rules.check(state, CpuReading(0.0, 0.0, pressure_s=0.0), 0.0, s)
-    for second in range(1, seconds + 1):
-        share = state.limit_cores / 4.0
-        total += 4.0 * share / (share + 1.0)
-        waited += 0.5 if share < 1.0 else 0.05
-        state, decision = rules.check(state, CpuReading(total, float(second), pressure_s=waited), float(second), s)
-        restores += decision.kind == "restore"
-        limits.append(state.limit_cores)
-    return state, limits, restores
-
-
-def test_under_a_weight_a_neighbour_does_not_drive_a_job_to_its_floor_unseen():
-    s = MonitorSettings(limit_rule="peak", actuator="weight")
-    state, limits, restores = compete(s, 1000)
-    assert min(limits[200:]) > 3.5
-    assert sum(limits[200:]) / len(limits[200:]) > 3.9
-    # What pressed it is paid for: it does not flap.
-    assert restores < 100
-    assert state.held.held_s / state.watched_s < 0.07
 
 
 def test_a_look_under_a_weight_sees_that_a_job_waits():
@@ -329,15 +258,6 @@ def test_a_fresh_window_keeps_what_was_learned_but_not_the_peak():
     assert (anew.caution, anew.held, anew.watched_s) == (job.state.caution, job.state.held, job.state.watched_s)
     assert (anew.limit_cores, anew.peak_cores) == (5.0, None)
     assert peak.find_peak(anew, S) == pytest.approx(5.0 / 1.05)
-
-
-def test_a_failed_sample_a_sample_of_no_time_and_the_start_delay_change_nothing():
-    job = Driver().lower(2.0)
-    for reading in (None, job.reading):
-        state, decision = rules.check(job.state, reading, job.reading.at_s, S)
-        assert (state, decision.kind) == (job.state, "delay")
-    late = msgspec.structs.replace(S, start_delay_s=1e6)
-    assert rules.check(job.state, CpuReading(1e6, 1e5), 1e5, late)[1].kind == "delay"
 
 
 def test_the_aggregates_are_those_of_every_rule():

@@ -68,14 +68,6 @@ def test_by_default_one_throttled_period_in_a_check_of_1_s_is_enough(periods):
     assert needs_restore(state, compute_throttled_ratio(reading(0, 0), reading(periods, 1)), MonitorSettings())
 
 
-def test_a_job_that_is_throttled_in_one_of_ten_periods_is_not_held_back_for_ever():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    for second in range(3):
-        now = CpuReading(4.0 * second, float(second), nr_periods=10 * second, nr_throttled=second)
-        state, _ = check(state, now, now.at_s, MonitorSettings())
-    assert state.limit_cores == 10.0
-
-
 @pytest.mark.parametrize(("actuator", "ratio", "restores"), [
     ("guarantee", None, False), ("guarantee", 1.0, True), ("guarantee", 1.3, False), ("weight", 1.0, True),
     ("quota", 1.0, False),

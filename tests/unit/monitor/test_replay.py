@@ -46,14 +46,6 @@ def usage_trace(usages: list[float], header: str = "time_s,usage_cores") -> str:
 # reading
 
 
-def test_usage_cores_are_taken_as_they_stand():
-    assert parse("time_s,usage_cores\n0,9\n1.5,0.25\n2,1e-3\n") == [
-        TraceRow(0.0, 9.0),
-        TraceRow(1.5, 0.25),
-        TraceRow(2.0, 0.001),
-    ]
-
-
 def test_total_cpu_s_gives_delta_over_real_time_and_a_negative_delta_is_clamped_to_0():
     rows = parse("time_s,total_cpu_s\n10,100\n12,105\n13,4\n17,6\n")
     assert [row.usage_cores for row in rows] == [0.0, 2.5, 0.0, 0.5]
@@ -76,10 +68,6 @@ def test_blank_lines_comments_blanks_quotes_and_a_byte_order_mark_are_accepted()
     assert parse(text) == [TraceRow(0.0, 0.0), TraceRow(1.0, 2.0)]
 
 
-def test_header_alone_is_a_trace_without_rows():
-    assert parse("time_s,usage_cores\n") == []
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -90,10 +78,6 @@ def test_header_alone_is_a_trace_without_rows():
         ("usage_cores\n", f"t.csv: line 1: column time_s is missing; {HEADER_HINT}"),
         ("time_s,usage_cores,time_s\n", f"t.csv: line 1: column time_s is given twice; {HEADER_HINT}"),
         (
-            "time_s,throttled_ratio\n",
-            f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}",
-        ),
-        (
             "time_s,usage_cores,total_cpu_s\n",
             f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}",
         ),
@@ -103,22 +87,10 @@ def test_a_bad_header_is_refused_with_what_is_expected(text, message):
     assert refused(text) == message
 
 
-def test_a_bad_header_is_refused_before_any_row_is_asked_for():
-    with pytest.raises(ConfigError):
-        parse_trace(["nonsense\n"], "t.csv")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "time_s,usage_cores\n0,0\n\n1\n",
-            "t.csv: line 4: expected 2 columns (time_s,usage_cores), got 1",
-        ),
-        (
-            "time_s,usage_cores\n0,0,0\n",
-            "t.csv: line 2: expected 2 columns (time_s,usage_cores), got 3",
-        ),
+        ("time_s,usage_cores\n0,0\n\n1\n", "t.csv: line 4: expected 2 columns (time_s,usage_cores), got 1"),
         (
             "time_s,total_cpu_s\n0,-inf\n",
             "t.csv: line 2: column total_cpu_s: expected a finite number of CPU seconds, got '-inf'",
@@ -127,9 +99,10 @@ def test_a_bad_header_is_refused_before_any_row_is_asked_for():
             "time_s,total_cpu_s\n0,-1e308\n1,1e308\n",
             "t.csv: line 3: column total_cpu_s: expected a usage since the row before that is finite, got inf",
         ),
+        ("time_s,usage_cores\ninf,0\n", "t.csv: line 2: column time_s: expected a finite number of seconds, got 'inf'"),
         (
-            "time_s,usage_cores\ninf,0\n",
-            "t.csv: line 2: column time_s: expected a finite number of seconds, got 'inf'",
+            "time_s,usage_cores\n0," + "1" * 200_000,
+            "t.csv: line 2: is longer than 64 KiB; expected comma-separated numbers",
         ),
     ],
 )
@@ -155,11 +128,6 @@ def test_a_bad_value_is_refused_with_what_its_column_takes(column, value, expect
     row = {"time_s": "1", "usage_cores": "0", "throttled_ratio": "0", "pressure_ratio": "0", "throttled_periods": "0"}
     text = "\n".join([",".join(row), "0,0,0,0,0", ",".join((row | {column: value}).values())])
     assert refused(text) == f"t.csv: line 3: column {column}: expected {expected}"
-
-
-def test_a_line_too_long_for_a_trace_is_refused_in_one_sentence():
-    message = refused("time_s,usage_cores\n0," + "1" * 200_000 + "\n")
-    assert message == "t.csv: line 2: is longer than 64 KiB; expected comma-separated numbers"
 
 
 def test_what_csv_itself_refuses_is_one_sentence():
@@ -242,11 +210,6 @@ def test_a_throttled_row_gives_all_back_and_costs_caution(row, held_s):
 def test_a_row_that_was_not_throttled_gives_nothing_back():
     assert replay_idle(TraceRow(30.0, 1.0, throttled_ratio=0.5, throttled_periods=0.0))[-1].decision != "restore"
     assert replay_idle(TraceRow(30.0, 1.0))[-1].decision != "restore"
-
-
-def test_throttling_is_counted_once():
-    rows = replay_idle(*(TraceRow(30.0 + number, 1.0, throttled_ratio=0.5 * (number == 0)) for number in range(3)))
-    assert [row.decision for row in rows[-3:]] == ["restore", "shrink", "hold"]
 
 
 def test_a_time_without_end_is_one_number_of_periods():

@@ -138,19 +138,6 @@ def test_only_options_that_are_given_are_told():
     assert list_idle_options(MonitorSettings(limit_rule="peak"), ()) == []
 
 
-def run(rule: LimitRule, checks: int) -> list[str]:
-    settings, state, kinds = MonitorSettings(limit_rule=rule), start_state(16.0, 0.0), []
-    for second in range(checks):
-        state, decision = rules.check(state, CpuReading(0.0, float(second)), float(second), settings)
-        kinds.append(decision.kind)
-    return kinds
-
-
-def test_a_check_goes_by_the_rule_of_the_settings():
-    # The documents' rule waits until its smoothed value has sunk, the other one for its first seconds.
-    assert [run(rule, 60).index("shrink") for rule in ("document", "peak")] == [9, 11]
-
-
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_a_look_at_a_held_down_job_gives_everything_back(rule):
     settings = MonitorSettings(limit_rule=rule, throttle_poll_s=0.2)

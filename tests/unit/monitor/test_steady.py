@@ -20,14 +20,6 @@ IDLE = [Use(1.0, 0.3)]
 
 
 @BOTH
-def test_a_job_that_is_idle_ends_at_its_floor(s):
-    steady = find_steady_state(IDLE, 4.0, s)
-    assert steady.limit_cores == pytest.approx(1.0, rel=0.02)
-    assert steady.reclaimed_ratio == pytest.approx(0.75, abs=0.01)
-    assert 20.0 < steady.after_s < 80.0
-
-
-@BOTH
 def test_it_is_what_the_check_would_do_second_by_second(s):
     """The same job, checked from its counters until the time that is said."""
     steady = find_steady_state(IDLE, 4.0, s)
@@ -54,14 +46,6 @@ def test_bursts_move_the_limit_between_two_values(s):
     steady = find_steady_state([*[Use(1.0, 0.3)] * 50, *[Use(1.0, 3.0)] * 10], 4.0, s)
     assert steady.least_cores < 1.5 < steady.limit_cores < 3.0
     assert steady.most_cores == 4.0  # what holds it back gives all back
-
-
-def test_rare_bursts_are_remembered_longer_by_rule_peak():
-    uses = [*[Use(1.0, 0.3)] * 20, Use(1.0, 3.5)]
-    told = [find_steady_state(uses, 4.0, MonitorSettings(limit_rule="peak", throttle_budget=b)) for b in (0.001, 0.1)]
-    assert told[0] is not None
-    assert told[1] is not None
-    assert told[0].limit_cores > told[1].limit_cores + 0.5
 
 
 def test_a_start_delay_is_counted():
