@@ -12,11 +12,7 @@ from cpumond.fairshare.resources import RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.idle import IdleParts, IdleReport
 from cpumond.scheduler.decide.placement import list_alerts
-from cpumond.scheduler.elements import (
-    Operation,
-    Tree,
-    figures,
-)
+from cpumond.scheduler.elements import Operation, Tree, figures
 from cpumond.scheduler.elements.account import view_budget
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.core.words import format_percent, printable
-from cpumond.fairshare.resources import (
-    ONE,
-    RESOURCES,
-    Vector,
-    format_amount,
-    least,
-    ratio,
-    share,
-    sum_in_order,
-)
+from cpumond.fairshare.resources import ONE, RESOURCES, Vector, format_amount, least, ratio, share, sum_in_order
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 

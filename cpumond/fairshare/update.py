@@ -25,14 +25,7 @@ from cpumond.fairshare.integral import (
     refill,
     without_below_integral,
 )
-from cpumond.fairshare.nodes import (
-    PoolMemory,
-    PoolNode,
-    fill_attributes,
-    first_reach,
-    invert,
-    make_path,
-)
+from cpumond.fairshare.nodes import PoolMemory, PoolNode, fill_attributes, first_reach, invert, make_path
 from cpumond.fairshare.pool_functions import pool_function
 from cpumond.fairshare.resources import (
     CPU,

@@ -12,12 +12,7 @@ from typing import Final
 import msgspec
 
 from cpumond.monitor.model import CpuReading, Decision, JobState, Kind, MonitorSettings
-from cpumond.monitor.protect import (
-    account_throttling,
-    compute_pressure_ratio,
-    compute_throttled_ratio,
-    needs_restore,
-)
+from cpumond.monitor.protect import account_throttling, compute_pressure_ratio, compute_throttled_ratio, needs_restore
 
 Stepped = tuple[JobState, Decision]
 

@@ -18,16 +18,7 @@ import msgspec
 import structlog
 
 from cpumond.agent.config import SchedulerOptions
-from cpumond.agent.report.mailbox import (
-    AGAIN,
-    Again,
-    HttpReply,
-    Mailbox,
-    SendFailure,
-    make_client,
-    make_failure,
-    post,
-)
+from cpumond.agent.report.mailbox import AGAIN, Again, HttpReply, Mailbox, SendFailure, make_client, make_failure, post
 from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url

@@ -7,10 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.api import finding, views
-from cpumond.core.wire import (
-    MAX_LOG_BYTES,
-    LogStream,
-)
+from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.model import Why
 from cpumond.scheduler.rights.users import MAX_NAME, Role

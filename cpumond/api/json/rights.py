@@ -10,14 +10,7 @@ import msgspec
 
 from cpumond.api.json.parts import in_parts
 from cpumond.api.json.requests import CanQuery
-from cpumond.api.permissions import (
-    Can,
-    PoolRights,
-    check_question,
-    find_target,
-    judge_action,
-    list_permissions,
-)
+from cpumond.api.permissions import Can, PoolRights, check_question, find_target, judge_action, list_permissions
 from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.elements import Tree

@@ -19,13 +19,7 @@ from cpumond.api.refusals import record_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records
 from cpumond.api.yt import job_filters, jobs, orchid
-from cpumond.api.yt.cypress import (
-    POOL_TREES,
-    Cypress,
-    CypressNode,
-    Turn,
-    materialise_in_parts,
-)
+from cpumond.api.yt.cypress import POOL_TREES, Cypress, CypressNode, Turn, materialise_in_parts
 from cpumond.api.yt.filters import count_operations, operation_tests
 from cpumond.api.yt.lazy import MISSING, Lazy, materialise
 from cpumond.api.yt.parameters import (

@@ -26,13 +26,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers import resulting
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import Node, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import (
-    ROOT_POOL,
-    SUBPOOL_DELIMITER,
-    Incarnation,
-    OperationRecord,
-    to_vector,
-)
+from cpumond.scheduler.model import ROOT_POOL, SUBPOOL_DELIMITER, Incarnation, OperationRecord, to_vector
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.settings.spec_patch import view_patch

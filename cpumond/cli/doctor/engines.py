@@ -9,13 +9,7 @@ from typing import Final, Literal
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import FoundJob, describe_source
 from cpumond.cli.doctor.checks import Finding, advise_source
-from cpumond.cli.engines import (
-    EngineSeen,
-    describe_fates,
-    explain_silence,
-    format_some,
-    list_troubles,
-)
+from cpumond.cli.engines import EngineSeen, describe_fates, explain_silence, format_some, list_troubles
 from cpumond.core.job_cgroups import INSTALLED_DROP_INS
 from cpumond.core.words import count
 

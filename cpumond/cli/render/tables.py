@@ -12,16 +12,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from cpumond.cli.output import describe_left_out, draw_table
-from cpumond.cli.render.grid import (
-    LONGEST_NAME,
-    Column,
-    column,
-    draw_grid,
-    draw_lines,
-    fold,
-    make_rows,
-    shorten_name,
-)
+from cpumond.cli.render.grid import LONGEST_NAME, Column, column, draw_grid, draw_lines, fold, make_rows, shorten_name
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import count_cores, format_cores, format_duration, format_span
 from cpumond.core.words import count, escape, format_left, format_number, format_time, format_votes

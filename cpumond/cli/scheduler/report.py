@@ -19,15 +19,7 @@ from click.core import ParameterSource
 
 from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import ChoiceType, DurationType, given
-from cpumond.cli.output import (
-    draw_table,
-    format_csv,
-    guard_cell,
-    is_terminal,
-    terminal_width,
-    use_colour,
-    wide_option,
-)
+from cpumond.cli.output import draw_table, format_csv, guard_cell, is_terminal, terminal_width, use_colour, wide_option
 from cpumond.cli.render import grid
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.client import connection_options

@@ -12,14 +12,7 @@ from typing import Final
 
 from cpumond.core.measures import DEFAULT_PERIOD_US
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, MAX_ANSWER_BYTES
-from cpumond.host.engine.kubernetes import (
-    CONTAINER_ID,
-    KIND,
-    FindCgroups,
-    RunningContainer,
-    make_jobs,
-    wait_for_turn,
-)
+from cpumond.host.engine.kubernetes import CONTAINER_ID, KIND, FindCgroups, RunningContainer, make_jobs, wait_for_turn
 from cpumond.host.engine.model import EngineError, Publish, clean
 
 SERVICE: Final = "/runtime.v1.RuntimeService/"

@@ -18,15 +18,7 @@ import msgspec
 
 from cpumond.core.errors import AccessError, describe
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, get_json
-from cpumond.host.engine.model import (
-    RECLAIMED_LABEL,
-    EngineError,
-    EngineJob,
-    EngineReply,
-    Publish,
-    clean,
-    clean_labels,
-)
+from cpumond.host.engine.model import RECLAIMED_LABEL, EngineError, EngineJob, EngineReply, Publish, clean, clean_labels
 from cpumond.host.engine.nudge import wait_nudged
 from cpumond.host.engine.processes import CRUN_CHILD
 from cpumond.host.engine.token import read_token

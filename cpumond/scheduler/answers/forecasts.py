@@ -14,14 +14,7 @@ import structlog
 
 from cpumond.core.measures import format_span
 from cpumond.scheduler.access.required import check
-from cpumond.scheduler.answers.ahead import (
-    FIRST_RUN_S,
-    MOST_RUN_S,
-    RunBudget,
-    compare,
-    send_forecasts,
-    when_started,
-)
+from cpumond.scheduler.answers.ahead import FIRST_RUN_S, MOST_RUN_S, RunBudget, compare, send_forecasts, when_started
 from cpumond.scheduler.answers.calibration import Calibration
 from cpumond.scheduler.answers.causes import describe_cannot_start, find_excess
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord

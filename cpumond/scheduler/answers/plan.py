@@ -18,12 +18,7 @@ from cpumond.scheduler.answers.operation import SAME_SHARE, SHOWN_RECORDS, Amoun
 from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import (
-    CommandError,
-    Config,
-    PoolIntegralGuarantees,
-    TreeConfig,
-)
+from cpumond.scheduler.model import CommandError, Config, PoolIntegralGuarantees, TreeConfig
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
 from cpumond.scheduler.settings.undo import ChangedSinceError

@@ -6,17 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from cpumond.fairshare.resources import (
-    CPU,
-    ZERO,
-    Vector,
-    add,
-    dominates,
-    greatest,
-    share,
-    subtract,
-    sum_vectors,
-)
+from cpumond.fairshare.resources import CPU, ZERO, Vector, add, dominates, greatest, share, subtract, sum_vectors
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import may_start_within, room_beside
 from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, claims_guarantee, keeps_guarantee

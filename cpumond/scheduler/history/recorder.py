@@ -22,15 +22,7 @@ import structlog
 
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import (
-    DAY_S,
-    POINTS_S,
-    HistoryStatus,
-    HistoryView,
-    Key,
-    ReportView,
-    kind_number,
-)
+from cpumond.scheduler.history.model import DAY_S, POINTS_S, HistoryStatus, HistoryView, Key, ReportView, kind_number
 from cpumond.scheduler.history.report import list_pools, make_report
 from cpumond.scheduler.history.savings import WEEK_S, SavingsView, list_arms, list_weeks, make_savings, monday_before
 from cpumond.scheduler.history.store import HistoryStore

@@ -30,15 +30,7 @@ from cpumond.scheduler.model import (
     Why,
 )
 from cpumond.scheduler.settings import commands
-from cpumond.scheduler.settings.attributes import (
-    CONFIG,
-    Kind,
-    is_option,
-    is_same,
-    normalise,
-    read_pool,
-    read_tree,
-)
+from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option, is_same, normalise, read_pool, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
 from cpumond.scheduler.settings.commands import Outcome, with_pools
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse

@@ -37,14 +37,7 @@ from cpumond.scheduler.store.postgresql_log import (
     list_columns,
     list_cut,
 )
-from cpumond.scheduler.store.postgresql_session import (
-    Connection,
-    Session,
-    connect,
-    explain,
-    is_refusal,
-    name_database,
-)
+from cpumond.scheduler.store.postgresql_session import Connection, Session, connect, explain, is_refusal, name_database
 
 ARBITER_TIMEOUT_S: Final = 3.0
 """Time after which a call of the arbiter is aborted; connecting has a separate time limit."""

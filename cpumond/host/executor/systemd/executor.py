@@ -47,15 +47,7 @@ from cpumond.host.executor.systemd.unit import (
     unit_path,
     unit_properties,
 )
-from cpumond.host.systemd.connection import (
-    DENIED,
-    MANAGER,
-    PROPERTIES,
-    RECONNECT_FIRST_S,
-    SYSTEMD,
-    BusAway,
-    Refused,
-)
+from cpumond.host.systemd.connection import DENIED, MANAGER, PROPERTIES, RECONNECT_FIRST_S, SYSTEMD, BusAway, Refused
 
 log = structlog.get_logger()
 
