@@ -1,4 +1,4 @@
-"""Each cell of the table of ``api/access_table.py``, tried against a running scheduler, and by the ``yt`` command line.
+"""Each cell of the table of ``packaging/access_table.py``, tried against a running scheduler, and by ``yt``.
 
 A cell that says "-" must be refused for want of a token or of rights, one that says "yes" must not.
 """
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
+from packaging_script import load_script
 from scheduler_process import GIB, PlayedNode, SchedulerProcess
 from starlette.routing import Route
 from waiting import wait_until
 
-from cpumond.api.access_table import CATCHING, ROLES, AccessRow, Role, list_rows, write_table
 from cpumond.api.server import make_app
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, Rules
 from cpumond.scheduler.program.config import Api
@@ -25,7 +25,7 @@ from cpumond.scheduler.program.identities import Identities
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
-DOCUMENT = Path(__file__).parents[2] / "docs/access-table.md"
+TABLE = load_script("access_table")
 REFUSED = (AUTHENTICATION, ACCESS_DENIED)
 
 MARKS = {"user": "user", "owner": "user", "manager": "user", "node": "node", "administrator": "admin"}
@@ -64,7 +64,7 @@ class Site:
                 base_url=self.scheduler.url, trust_env=False, timeout=60.0,
                 headers={} if role == "anonymous" else {"authorization": f"Bearer {role}"},
             )
-            for role in ROLES
+            for role in TABLE.ROLES
         }  # fmt: skip
 
     def prepare(self) -> None:
@@ -139,12 +139,12 @@ class Site:
         pool["attributes"] = {"label": next(self.names)}
         return {"tables": {"pools": tables["pools"]}}
 
-    def make_token(self, role: Role) -> str:
+    def make_token(self, role: str) -> str:
         """The id of a token of that role's user, any id where it can have none."""
         answer = self.clients[role].post("/api/v1/tokens", json={})
         return str(answer.json()["id"]) if answer.status_code == 201 else "0123456789abcdef"
 
-    def is_refused(self, role: Role, asked: Asked) -> tuple[bool, str]:
+    def is_refused(self, role: str, asked: Asked) -> tuple[bool, str]:
         """Whether the request is refused for want of a token or of rights, and the whole answer."""
         method, path, body, query = asked
         answer = self.clients[role].request(method, path, json=body, params=query)
@@ -171,7 +171,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.close()
 
 
-Make = Callable[[Site, Role], Asked]
+Make = Callable[[Site, str], Asked]
 
 
 def _api(method: str, path: str, body: Any = None, **query: str) -> Asked:
@@ -314,7 +314,7 @@ CASES: dict[str, Make] = {
 """What is asked of each request; those that are not here take nothing but what stands in their path."""
 
 
-def ask(site: Site, role: Role, row: AccessRow) -> Asked:
+def ask(site: Site, role: str, row: Any) -> Asked:
     """The request that tries a row."""
     if row.request in CASES:
         return CASES[row.request](site, role)
@@ -325,10 +325,10 @@ def ask(site: Site, role: Role, row: AccessRow) -> Asked:
     return Asked(method, path.format_map(known))
 
 
-@pytest.mark.parametrize("row", list(list_rows()), ids=lambda row: row.request)
-def test_each_cell(site: Site, row: AccessRow) -> None:
+@pytest.mark.parametrize("row", list(TABLE.list_rows()), ids=lambda row: row.request)
+def test_each_cell(site: Site, row: Any) -> None:
     wrong = {}
-    for role in ROLES:
+    for role in TABLE.ROLES:
         is_refused, told = site.is_refused(role, ask(site, role, row))
         if is_refused == row.allows(role):
             wrong[role] = told
@@ -344,10 +344,10 @@ def test_nothing_is_reachable_that_is_not_in_the_table(tmp_path: Path) -> None:
         store.close()
     served = {route.path for route in app.routes if isinstance(route, Route)}
     assert all(isinstance(route, Route) for route in app.routes)
-    known = {row.request.partition(" ")[2] for row in list_rows() if not row.request.startswith("yt ")}
-    assert served == known | set(CATCHING)
+    known = {row.request.partition(" ")[2] for row in TABLE.list_rows() if not row.request.startswith("yt ")}
+    assert served == known | set(TABLE.CATCHING)
 
 
 def test_the_document_has_the_table() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == write_table(), "make it anew: python -m cpumond.api.access_table > docs/access-table.md"
+    text = TABLE.DOCUMENT.read_text(encoding="utf-8")
+    assert text == TABLE.write_table(), "make it anew: python packaging/access_table.py"
