@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -18,9 +17,6 @@ from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.testing import make_v2_host, v2_cgroup
-
-MAX_CONNECTIONS = 64
-"""The agent's limit for each socket."""
 
 
 class Host:
@@ -77,14 +73,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
 
 
 # ---- which socket offers what
-
-
-def test_the_host_header_does_not_choose_the_application(shared: AgentProcess):
-    """What a request claims about its way here changes nothing."""
-    with socket.create_connection(("127.0.0.1", shared.port)) as client:
-        path = shared.socket_path
-        client.sendall(f"GET http://{path}/v1/status HTTP/1.1\r\nHost: {path}\r\nConnection: close\r\n\r\n".encode())
-        assert read_answer(client).split(b"\r\n")[0] != b"HTTP/1.1 200 OK"
 
 
 # ---- requests that are wrong
@@ -146,25 +134,6 @@ def test_noise_on_tcp_is_answered_and_not_logged(noise: bytes, shared: AgentProc
 # ---- many clients, slow clients
 
 
-def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
-    """800 requests by 16 clients, a third of them carried out by the tick's thread."""
-    paths = ["/v1/status", "/v1/jobs/job1/explain", "/metrics"]
-    before = shared.get("/v1/status")
-
-    def ask(number: int) -> set[int]:
-        with httpx2.Client(
-            transport=httpx2.HTTPTransport(uds=str(shared.socket_path), verify=False),
-            base_url="http://agent",
-            timeout=60.0,
-        ) as client:
-            return {client.get(paths[(number + step) % 3]).status_code for step in range(50)}
-
-    with ThreadPoolExecutor(16) as pool:
-        assert set().union(*pool.map(ask, range(16))) == {200}
-    wait_until(lambda: shared.get("/v1/status")["tick"] > before["tick"] + 3, "ticks go on")
-    assert shared.get("/v1/status")["counters"]["errors"] == 0
-
-
 @pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX:"])
 def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentProcess):
     with contextlib.ExitStack() as stack:
@@ -175,16 +144,6 @@ def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentP
         assert shared.get("/readyz")["status"] == "ok"
         assert shared.process is not None
         wait_until(lambda: psutil.Process(shared.process.pid).num_fds() < 150, "the oldest of them are ended")
-
-
-def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
-    """Whoever fills the public address cannot keep an operator from `cpumond status`."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS + 10):
-            stack.enter_context(socket.create_connection(("127.0.0.1", shared.port)))
-        assert len(shared.get("/v1/status")["jobs"]) == 10
-        assert shared.get("/v1/jobs/job3/explain")["job_id"] == "job3"
-        assert get(shared, "/metrics").status_code == 200
 
 
 def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path: Path):
@@ -216,16 +175,6 @@ def test_the_socket_is_gone_after_the_end(number: signal.Signals, running: Agent
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", running.port))
     assert running.events("stopped") != []
-
-
-def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
-    with contextlib.ExitStack() as stack:
-        idle = stack.enter_context(httpx2.Client(trust_env=False, verify=False, timeout=60.0))
-        assert idle.get(url(running, "/metrics")).status_code == 200
-        half = stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
-        half.sendall(b"GET /metr")
-        assert running.stop() == 0
-    assert "Traceback" not in running.log()
 
 
 def test_an_idle_api_does_not_run(running: AgentProcess):

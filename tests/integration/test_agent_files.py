@@ -8,6 +8,8 @@ import shutil
 import signal
 import stat
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
@@ -78,12 +80,6 @@ def test_restore_says_that_it_cannot_know(cgroups, lowered):
     assert "nothing to restore" not in done.stdout
 
 
-def test_restore_needs_no_state_where_no_agent_ever_writes(agent):
-    agent.write_config("")
-    done = agent.run("restore")
-    assert (done.returncode, done.stdout) == (0, f"nothing to restore in {agent.directory}/state/originals.state\n")
-
-
 def test_another_agent_that_came_meanwhile_keeps_its_files(cgroups, agent, tmp_path):
     """It began where nothing told of the first; the first one puts its limits back and goes."""
     make(cgroups, "a")
@@ -109,60 +105,43 @@ def test_another_agent_that_came_meanwhile_keeps_its_files(cgroups, agent, tmp_p
         second.close()
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_a_second_restore_undoes_nothing_where_the_file_cannot_be_written(cgroups, agent, tmp_path, both):
-    """A file system that may only be read: the newer copy counts; without one the exit code is not 0."""
-    make(cgroups, "a")
-    place = tmp_path / "mounted"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "cpumond-test", str(place)], check=True)
-    try:
-        for name in ("state", "run") if both else ("state",):
-            (place / name).mkdir()
-            (agent.directory / name).symlink_to(place / name)
-        agent.start(describe_agent(cgroups))
-        wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-        kill(agent)
-        if both:
-            # Whatever is written fails, the lock can be taken.
-            for name in ("state", "run"):
-                (place / name / "originals.state.new").mkdir()
-                if subprocess.run(["chattr", "+i", str(place / name / "originals.state")], check=False).returncode:
-                    pytest.skip("no file can be made immutable here")
-        else:
-            subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        done = agent.run("restore")
-        assert cgroups.quota_cores("a") == 1.5
-        if both:
-            assert done.returncode in (73, 77)
-            assert "would undo limits that were set meanwhile" in done.stderr
-            return
-        assert (done.returncode, done.stderr) == (0, "")
-        cgroups.write("a", "quota_us", 70_000)
-        assert agent.run("restore").returncode == 0
-        assert cgroups.quota_cores("a") == 0.7
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_full_disk_keeps_no_entries_of_limits_that_are_back(cgroups, agent, tmp_path):
-    make(cgroups, *(f"j{number}" for number in range(60)))
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
     place = tmp_path / "mounted"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "cpumond-test", str(place)], check=True)
-    try:
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("disk", ["read-only", "full", "immutable"])
+def test_a_second_restore_undoes_nothing_where_the_file_cannot_be_written(cgroups, agent, mounted, disk):
+    """A file is overwritten in place, and the newer copy counts; where neither can be, the exit code is not 0."""
+    make(cgroups, *(f"j{number}" for number in range(60)))
+    for name in ("state",) if disk == "read-only" else ("state", "run"):
+        (mounted / name).mkdir()
+        (agent.directory / name).symlink_to(mounted / name)
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "j0", "j59"), "the quotas are down at the floor")
+    kill(agent)
+    if disk == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
+    elif disk == "full":
+        subprocess.run(["dd", "if=/dev/zero", f"of={mounted}/fill", "bs=4096"], capture_output=True, check=False)
+        assert os.statvfs(mounted).f_bavail == 0
+    else:  # whatever is written fails, the lock can be taken
         for name in ("state", "run"):
-            (place / name).mkdir()
-            (agent.directory / name).symlink_to(place / name)
-        agent.start(describe_agent(cgroups))
-        wait_until(lambda: at_floor(cgroups, "j0", "j59"), "the quotas are down at the floor")
-        kill(agent)
-        subprocess.run(["dd", "if=/dev/zero", f"of={place}/fill", "bs=4096"], capture_output=True, check=False)
-        assert os.statvfs(place).f_bavail == 0
-        done = agent.run("restore")
-        assert (done.returncode, cgroups.quota_cores("j0")) == (0, 1.5), done.stderr
-        cgroups.write("j0", "quota_us", 70_000)
-        assert agent.run("restore").returncode == 0
-        assert cgroups.quota_cores("j0") == 0.7
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+            (mounted / name / "originals.state.new").mkdir()
+            if subprocess.run(["chattr", "+i", str(mounted / name / "originals.state")], check=False).returncode:
+                pytest.skip("no file can be made immutable here")
+    done = agent.run("restore")
+    assert cgroups.quota_cores("j0") == 1.5
+    if disk == "immutable":
+        assert done.returncode in (73, 77)
+        assert "would undo limits that were set meanwhile" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    cgroups.write("j0", "quota_us", 70_000)
+    assert agent.run("restore").returncode == 0
+    assert cgroups.quota_cores("j0") == 0.7

@@ -71,15 +71,3 @@ def test_a_job_whose_threads_wait_gets_its_full_limit_back(cgroups: CgroupTree, 
         assert change["pressure_ratio"] > 0.5
         assert agent.events("pressure_unknown") == []
     assert agent.stop() == 0
-
-
-def test_a_cgroup_that_is_not_in_cgroup2_is_said_once(cgroups: CgroupTree, agent: AgentProcess):
-    if cgroups.hierarchies.cpu_version == 2:
-        pytest.skip("on version 2 every cgroup is in cgroup2")
-    make(cgroups, "a", "b")
-    agent.start(describe_agent(cgroups, monitor={"pressure_restore_ratio": "0.5"}))
-    wait_until(lambda: at_floor(cgroups, "a") and at_floor(cgroups, "b"), "both are down at the floor")
-    [missed] = agent.events("pressure_unknown")
-    assert "the cgroup does not exist in cgroup2" in missed["error"] or "cgroup2 is not mounted" in missed["error"]
-    assert "cpumond_job_cpu_pressure_seconds_total" not in agent.request("GET", "/metrics").text
-    assert agent.stop() == 0

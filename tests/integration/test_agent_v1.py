@@ -199,7 +199,7 @@ def make_odd_jobs(cgroups: CgroupTree) -> dict[str, Settings]:
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "kill and restore", "kill, restart, SIGTERM"])
 def test_every_file_is_left_as_it_was_found(cgroups, agent, end):
     found = make_odd_jobs(cgroups)
-    text = describe_agent(cgroups, monitor={"burst_ratio": "0.5"} if end == "SIGINT" else None)
+    text = describe_agent(cgroups, monitor={"burst_ratio": "0.5"} if end in ("SIGINT", "kill and restore") else None)
     agent.start(text)
     wait_until(lambda: at_floor(cgroups, *found), "all quotas are down at the floor")
     assert agent.get("/v1/status")["counters"]["write_errors"] == 0

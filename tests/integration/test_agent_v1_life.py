@@ -55,21 +55,6 @@ def test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job(cgroups
     assert (cgroups.quota_cores("a"), cgroups.quota_cores("b")) == (1.2, 1.2)
 
 
-def test_a_cgroup_is_a_job_from_its_first_process_to_its_last(cgroups, agent):
-    make(cgroups, "run")
-    cgroups.make("left", is_empty=True)
-    cgroups.write("left", "quota_us", 150_000)
-    agent.start(describe_agent(cgroups, more='[discovery]\nrescan_period = "1s"\n'))
-    wait_until(lambda: at_floor(cgroups, "run"), "the quota is down at the floor")
-    status = agent.get("/v1/status")
-    assert ([job["job_id"] for job in status["jobs"]], status["empty_cgroups"]) == (["run"], 1)
-    load = cgroups.start_load("left")
-    wait_until(lambda: at_floor(cgroups, "left"), "it is a job with its first process")
-    load.stop()
-    wait_until(lambda: cgroups.quota_cores("left") == 1.5, "what was found is back after its last one")
-    assert agent.get("/v1/status")["empty_cgroups"] == 1
-
-
 def test_a_limit_is_put_back_where_only_the_counters_of_its_cgroup_go(cgroups, agent):
     if len(cgroups.roots) == 1:
         pytest.skip("needs cpu and cpuacct mounted apart")
@@ -136,21 +121,6 @@ def test_two_hundred_jobs_come_and_go_without_a_trace(cgroups, agent):
     assert agent.run("restore").stdout.startswith("nothing to restore")
 
 
-def test_cgroups_that_go_at_any_moment_are_no_error(cgroups, agent):
-    agent.start(describe_agent(cgroups, check_period="20ms"))
-    for number in range(120):
-        make(cgroups, f"job{number}", quota_us=-1)
-        if number >= 12:
-            cgroups.remove(f"job{number - 12}")
-    wait_until(lambda: len(list_jobs(agent)) == 12, "the last ones are followed")
-    assert no_errors(agent)
-    assert agent.stop() == 0
-    assert agent.events("restore_failed") == []
-
-
-# ---- jobs of the socket
-
-
 # ---- the disk
 
 
@@ -188,21 +158,7 @@ def test_on_a_full_disk_no_cgroup_is_changed_and_it_is_said(cgroups, agent, tmp_
     assert {name: cgroups.read_all(name) for name in found} == found
 
 
-@pytest.mark.parametrize("key", ["state_dir", "runtime_dir"])
-def test_a_directory_that_is_a_file_is_said(cgroups, agent, tmp_path, key):
-    make(cgroups, "a")
-    agent.write_config(describe_agent(cgroups))
-    (tmp_path / {"state_dir": "state", "runtime_dir": "run"}[key]).touch()
-    done = agent.run("agent")
-    assert done.returncode == 73
-    assert key in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-DAMAGED = {"not TOML": "[[[\n", "unknown key": "[metrics2]\n", "brackets": f"\nx = {'[' * 3000}\n"}
-
-
-@pytest.mark.parametrize("damage", [*DAMAGED, "copy only"])
+@pytest.mark.parametrize("damage", ["brackets", "copy only"])
 def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_path, damage):
     make(cgroups, "a")
     found = cgroups.read_all("a")
@@ -212,8 +168,8 @@ def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_pa
     if damage == "copy only":
         (tmp_path / "state" / "originals.state").write_bytes(b"")
     else:
-        text = agent.config_path.read_text()
-        agent.config_path.write_text(text + DAMAGED[damage])
+        with agent.config_path.open("a") as file:
+            file.write(f"\nx = {'[' * 3000}\n")
     done = agent.run("restore")
     assert cgroups.read_all("a") == found
     assert done.stdout == f"restored {cgroups.top}/a\n"

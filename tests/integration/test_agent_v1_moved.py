@@ -108,28 +108,6 @@ def test_a_cgroup_that_is_renamed_after_a_kill_gets_its_own_limit_back(cgroups, 
     assert find_quotas(cgroups) == kept
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_jobs_below_a_cgroup_that_is_renamed_get_their_limits_back(cgroups, agent, dead):
-    for name in ("group", "group/sub"):
-        cgroups.make(name)
-    make(cgroups, "group/sub/a")
-    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/group/sub/*")))
-    wait_until(lambda: at_floor(cgroups, "group/sub/a"), "the quota is down at the floor")
-    if dead:
-        agent.stop(signal.SIGKILL)
-    rename(cgroups, "group/sub", "group/other")
-    rename(cgroups, "group", "moved")
-    assert (agent.run("restore").returncode if dead else agent.stop()) == 0
-    assert cgroups.quota_cores("moved/other/a") == 1.5
-
-
-def test_a_renamed_job_is_followed_under_its_new_name_and_lowered_again(cgroups, lowered):
-    rename(cgroups, "a", "c")
-    wait_until(lambda: "c" in {job["job_id"] for job in lowered.get("/v1/status")["jobs"]}, "it is followed")
-    wait_until(lambda: at_floor(cgroups, "c", "b"), "it is lowered again")
-    assert lowered.job("c")["cpu_limit"] == 1.5
-
-
 # ---- mounts
 
 COVERS: dict[str, Callable[[CgroupTree], list[str]]] = {

@@ -6,17 +6,11 @@ Checks are seconds apart, looks 100 ms: what a look gave back is counted apart.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
-
 import pytest
 from agent_process import AgentProcess
 from configs import FLOOR, describe_agent, describe_source
 from waiting import wait_until
 
-from cpumond.agent.limits.first_aid import raise_quotas
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
@@ -106,54 +100,3 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
     wait_until(lambda: count_looks() > before, "by a look")
     assert agent.stop() == 0
     assert {name: cgroups.read_all(name) for name in found} == found
-
-
-ENDS = ("restore", "first aid, restore", "restart")
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[dict[str, AgentProcess]]:
-    """One agent for each of ENDS: as long as it takes until anything is lowered, they wait for it together."""
-    with ExitStack() as stack:
-        made = {}
-        for number, end in enumerate(ENDS):
-            directory = tmp_path / str(number)  # short: a socket's path has 108 bytes at most
-            directory.mkdir()
-            made[end] = stack.enter_context(closing(AgentProcess(directory)))
-        yield made
-
-
-def test_quota_and_burst_are_given_back_after_a_kill(cgroups, agents):
-    groups = {end: (f"{number}/a", f"{number}/b") for number, end in enumerate(ENDS)}
-    found: dict[str, dict[str, str]] = {}
-    for number, end in enumerate(ENDS):
-        cgroups.make(str(number))
-        top = f"{cgroups.top}/{number}"
-        sources = describe_source(f"{top}/*")
-        found |= make(cgroups, *groups[end])
-        agents[end].start(describe_agent(cgroups, check_period="500ms", monitor=PEAK, sources=sources, roots=top))
-    names = [name for pair in groups.values() for name in pair]
-    wait_until(lambda: is_idle_low(cgroups, *names), "all are at the floor")
-    for agent in agents.values():
-        agent.stop(signal.SIGKILL)
-    for end, agent in agents.items():
-        pair = groups[end]
-        if end == "first aid, restore":
-            place = agent.directory
-            environment = {
-                "SERVICE_RESULT": "signal",
-                "RUNTIME_DIRECTORY": f"{place}/run",
-                "STATE_DIRECTORY": f"{place}/state",
-            }
-            assert raise_quotas(environment) == 2
-            # At once what the jobs lack; the burst, which is theirs to have less of, is for `restore`.
-            assert [cgroups.quota_cores(name) for name in pair] == [2.0, 2.0]
-        if end == "restart":
-            agent.start()
-            assert is_idle_low(cgroups, *pair)
-            assert len(agent.events("limit_adopted")) == len(pair)
-            assert agent.stop() == 0
-        else:
-            done = agent.run("restore")
-            assert (done.returncode, done.stderr) == (0, "")
-        assert [cgroups.read_all(name) for name in pair] == [found[name] for name in pair]
