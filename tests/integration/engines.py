@@ -465,29 +465,21 @@ class SlurmCluster:
         self.processes: dict[str, psutil.Process] = {}
         self.keeper = Keeper(self.directory, f"slurm_{self.node}")
 
-    def start(self, *names: str) -> None:
-        """Start daemons: "munged", "slurmctld", "slurmd"; all, if none is named; again those that ended.
-
-        Waits until the controller answers and the node takes jobs.
-        """
-        for name in names or self._commands:
-            self.processes[name] = self.keeper.start(self.directory / f"{name}.log", self._commands[name])
+    def start(self) -> None:
+        """Start all daemons, and wait until the controller answers and the node takes jobs."""
+        for name, command in self._commands.items():
+            self.processes[name] = self.keeper.start(self.directory / f"{name}.log", command)
             if name == "munged":
                 wait_until((self.directory / "munge.sock").exists, f"munged listens; its log: {self.log(name)}", 60)
-        wait_until(lambda: self._are_ready(names), f"Slurm is ready; its log: {self.log('slurmctld')[-3000:]}", 60)
+        wait_until(self._are_ready, f"Slurm is ready; its log: {self.log('slurmctld')[-3000:]}", 60)
 
-    def _are_ready(self, names: Sequence[str]) -> bool:
-        for name in names or self._commands:
-            assert not is_over(self.processes[name]), f"{name} ended: {self.log(name)[-3000:]}"
+    def _are_ready(self) -> bool:
+        for name, process in self.processes.items():
+            assert not is_over(process), f"{name} ended: {self.log(name)[-3000:]}"
         try:
             return self.command("sinfo", "--noheader", "--format=%T") in READY
         except AssertionError:
             return False
-
-    def terminate(self, name: str) -> None:
-        """End a daemon. Jobs go on."""
-        self.processes[name].terminate()
-        wait_for_end(self.processes[name], name)
 
     def log(self, name: str) -> str:
         """What a daemon wrote."""
@@ -521,11 +513,6 @@ class SlurmCluster:
         """The jobs that the controller knows, also those that ended a few minutes ago, as ``squeue --json`` tells."""
         found: list[dict[str, Any]] = json.loads(self.command("squeue", "--json"))["jobs"]
         return found
-
-    def state(self, job: int) -> str:
-        """The state of a job, for example "PENDING", "RUNNING" or "COMPLETED"."""
-        (state,) = [known["job_state"] for known in self.squeue() if known["job_id"] == job]
-        return str(state)
 
     def pids(self, job: int) -> list[int]:
         """The processes of a job, its steps' among them, without Slurm's own."""

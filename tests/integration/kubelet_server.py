@@ -36,17 +36,11 @@ def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
 
 class KubeletServer:
     """``/pods`` and ``/configz`` on the loopback: by HTTPS for whoever shows ``token``, without a certificate by HTTP
-    for whoever shows none.
-
-    ``raw``: bytes that ``/pods`` is answered with in place of ``pods``, again and again for ``repeated`` times.
-    """
+    for whoever shows none."""
 
     def __init__(self, certificate: Path | None = None, key: Path | None = None) -> None:
         self.pods: list[dict[str, Any]] = []
-        self.configz: dict[str, Any] | None = {"cpuManagerPolicy": "none", "cpuCFSQuota": True}
         self.token = TOKEN
-        self.raw: bytes | None = None
-        self.repeated = 1
         self.asked: list[str] = []
         self.tokens_seen: set[str] = set()
         self._context = None
@@ -96,19 +90,17 @@ class KubeletServer:
         if shown != (f"Bearer {self.token}" if self._context else ""):
             status = 401
         elif request.path == "/pods":
-            status, body = 200, self.raw or json.dumps({"kind": "PodList", "items": self.pods}).encode()
-        elif request.path == "/configz" and self.configz is not None:
-            status, body = 200, json.dumps({"kubeletconfig": self.configz}).encode()
+            status, body = 200, json.dumps({"kind": "PodList", "items": self.pods}).encode()
+        elif request.path == "/configz":
+            status, body = 200, b'{"kubeletconfig": {"cpuManagerPolicy": "none", "cpuCFSQuota": true}}'
         else:
             status = 403
-        times = self.repeated if self.raw and body is self.raw else 1
         request.send_response(status)
         request.send_header("Content-Type", "application/json")
-        request.send_header("Content-Length", str(len(body) * times))
+        request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         with contextlib.suppress(OSError):
-            for _ in range(times):
-                request.wfile.write(body)
+            request.wfile.write(body)
 
     def close(self) -> None:
         """Nobody listens any more, open connections end."""

@@ -13,14 +13,13 @@ from typing import Any
 import psutil
 import pytest
 from agent_process import AgentProcess
-from engines import HAS_SYSTEMD, Dockerd, Engine, Podman, Work, waits_or_burns
+from engines import Dockerd, Engine, Podman, Work, waits_or_burns
 from waiting import wait_until
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
 
 CPU = Path("/sys/fs/cgroup/cpu")
 V2 = Path("/sys/fs/cgroup")
-SLEEP = ("sleep", "10000")
 BURN = ("sh", "-c", waits_or_burns("/tmp"))
 
 
@@ -90,10 +89,6 @@ def named(agent: AgentProcess, name: str) -> dict[str, Any]:
     return wait_until(lambda: jobs(agent).get(name) or {}, f"{name} has its name")
 
 
-def all_jobs(agent: AgentProcess) -> dict[str, dict[str, Any]]:
-    return {job["job_id"]: job for job in agent.get("/v1/status")["jobs"]}
-
-
 class Highest(threading.Thread):
     """The highest quota seen in a file until ``stop``."""
 
@@ -140,30 +135,6 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     wait_until(lambda: read(quota) <= 30_000, "the idle container has little again")
     assert agent.stop() == 0
     assert read(quota) == updated * 100_000
-
-
-def test_a_container_without_a_limit_never_gets_one(containers, agent):
-    containers.run("free", command=SLEEP)
-    containers.run("bound", "--cpus=1", command=SLEEP)
-    quota, other = quota_of(containers, "free"), quota_of(containers, "bound")
-    highest = Highest(quota)
-    agent.start(describe_agent(containers))
-    wait_until(lambda: read(other) <= 20_000, "the other one has little")
-    assert read(quota) == -1
-    assert highest.stop() == -1
-    job = agent.job("free")
-    assert (job["status"], job["unlimited"]) == ("no limit ordered", True)
-    totals = agent.get("/v1/status")["totals"]["cpu_limit"]
-    assert totals == sum(each["cpu_limit"] for each in agent.get("/v1/status")["jobs"] if each["job_id"] != "free")
-    assert "free requested no CPU limit" in agent.get("/v1/jobs/free/explain")["why"]
-    table = agent.run("status").stdout
-    assert "no limit ordered" in table
-
-    # As soon as it orders one it is like all others.
-    containers.update("free", "--cpus=0.8")
-    wait_until(lambda: read(quota) <= 20_000, "it has little, too")
-    assert agent.stop() == 0
-    assert (read(quota), read(other)) == (80_000, 100_000)
 
 
 @both_engines
@@ -216,49 +187,6 @@ def test_names_outlive_the_engine(dockerd, agent):
     wait_until(lambda: agent.job("shop_web_1")["cpu_limit"] == 0.7, "orders are followed again")
     assert agent.stop() == 0
     assert read(quota) == 70_000
-    dockerd.remove_all()
-
-
-def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
-    dockerd.run("web", "--cpus=1.5", command=BURN)
-    quota, work = quota_of(dockerd, "web"), work_of(dockerd, "web")
-    agent.start(describe_agent(dockerd))
-    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
-    assert dockerd.process is not None
-    dockerd.process.suspend()
-    try:
-        before = agent.get("/v1/status")
-        work.begin()
-        wait_until(lambda: read(quota) == 150_000, "it has what it needs")
-        tick = agent.get("/v1/status")["tick"]
-        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 8, "the agent goes on")
-        after = agent.get("/v1/status")
-        late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
-        assert late < (after["tick"] - before["tick"]) / 2, "allowing for a machine with other work"
-    finally:
-        dockerd.process.resume()
-    dockerd.update("web", "--cpus=0.9")
-    wait_until(lambda: agent.job("web")["cpu_limit"] == 0.9, "orders are followed again")
-    dockerd.remove_all()
-
-
-def test_containers_without_a_name_stay_in_shadow_mode(dockerd, agent):
-    """The engine does not answer from the beginning; its containers are where it has them unless told otherwise."""
-    parent = [] if HAS_SYSTEMD else ["--cgroup-parent=/docker"]
-    name = dockerd.run("web", "--cpus=1.5", *parent)
-    quota = quota_of(dockerd, "web")
-    dockerd.kill()
-    agent.start(describe_agent(dockerd))
-    job = wait_until(lambda: all_jobs(agent).get(name[:12]), "it is listed by its id")
-    assert (job["mode"], job["status"]) == ("shadow", "shadow")
-    assert "docker has not named it" in agent.get(f"/v1/jobs/{name[:12]}/explain")["why"]
-    assert read(quota) == 150_000
-    dockerd.start()
-    wait_until(lambda: "web" in jobs(agent), "the engine names it")
-    wait_until(lambda: read(quota) <= 20_000, "and it is managed")
-    assert name[:12] not in all_jobs(agent)
-    assert agent.stop() == 0
-    assert read(quota) == 150_000
     dockerd.remove_all()
 
 

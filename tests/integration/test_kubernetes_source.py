@@ -112,65 +112,6 @@ def test_burstable_pods_are_lowered_and_guaranteed_ones_never(
     assert kubepods.read(app, "quota_us") == "150000"
 
 
-@pytest.mark.parametrize("inside", [150_000, -1])
-def test_a_pod_with_a_limit_as_a_whole_is_one_job(
-    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path, inside: int
-):
-    """Version 1 takes no quota below that of a child: with the kubelet's own there the pod's stays where it is."""
-    web = make_pod("web-1", "Burstable", {"app": None, "proxy": None})
-    web["spec"]["resources"] = {"limits": {"cpu": "1500m"}}
-    kubelet.pods = [web]
-    pod = run(kubepods, web).rpartition("/")[0]
-    kubepods.write(pod, "quota_us", 150_000)
-    for number in (0, 1):
-        run(kubepods, web, inside, number)
-    agent.start(describe(tmp_path, kubelet.url))
-    if inside < 0:
-        wait_until(lambda: at_floor(kubepods, pod), "the pod is down at the floor")
-    else:
-        wait_until(lambda: "a quota inside it" in agent.run("explain", "shop/web-1").stdout, "it is said why not")
-        assert kubepods.read(pod, "quota_us") == "150000"
-        assert agent.job("shop/web-1")["current_cpu_limit"] == 1.5, "nothing is promised that is not given"
-    assert names(agent, kubepods) == {"shop/web-1"}
-    assert agent.get("/v1/status")["totals"]["cpu_limit"] == 1.5
-    assert agent.stop() == 0
-    assert kubepods.read(pod, "quota_us") == "150000"
-
-
-def test_a_kubelet_that_says_what_cannot_be_harms_nobody(
-    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
-):
-    web, odd = make_pod("web-1", "Burstable", {"app": "1500m"}), make_pod("a\nb\x1b[31m", "Burstable", {'c"\\': "1"})
-    app, other = run(kubepods, web, 150_000), run(kubepods, odd, 100_000)
-    wrong = make_pod("wrong", "Burstable", {"x": "1", "y": "many"})
-    wrong["status"]["containerStatuses"][0]["containerID"] = "containerd://../../etc"
-    foreign = make_pod("thief", "Burstable", {"x": "2"})
-    foreign["status"]["containerStatuses"][0]["containerID"] = f"containerd://{container_id(web)}"
-    kubelet.pods = [odd, wrong, foreign, web]
-    agent.start(describe(tmp_path, kubelet.url))
-    wait_until(lambda: at_floor(kubepods, app, other), "both are down at the floor")
-    assert names(agent, kubepods) == {BURSTABLE, 'shop/a b [31m/c"\\'}, "the other pod's container is not renamed"
-    text = agent.run("status").stdout
-    assert "\x1b" not in text
-    assert all(len(line.split("{")) <= 2 for line in agent.metrics().splitlines() if "web-1" in line)
-    problems = " ".join(agent.get("/v1/status")["problems"])
-    assert "is not the id of a container" in problems
-    assert "CPU limit 'many' is invalid" in problems
-    assert agent.process is not None
-    for raw, repeated, said in (
-        (b" " * (1 << 20), 100, "larger than 16 MiB"),
-        (b'{"items": [{"metadata": {"name": 7}}]}', 1, "Expected `str`, got `int`"),
-        (b'{"x":' * 100_000, 1, "it is nested too deep"),
-        (b'{"items": [{"metadata": {"name": "\xff"', 1, "a text in it is not UTF-8"),
-    ):
-        kubelet.raw, kubelet.repeated = raw, repeated
-        wait_until(lambda said=said: said in " ".join(agent.get("/v1/status")["problems"]), said)
-        assert agent.job(BURSTABLE)["labels"]["pod"] == "web-1"
-    kubelet.raw = None
-    wait_until(lambda: len(agent.events("engine_back")) > 0, "it is believed again")
-    assert not agent.events("engine_failed")
-
-
 def test_the_token_is_read_anew_and_shown_to_nobody_else(
     agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
 ):
@@ -212,21 +153,6 @@ def test_a_kubelet_on_the_loopback_may_be_asked_without_its_certificate(
         assert server.tokens_seen == {f"Bearer {TOKEN}" if port == "own" else ""}
     finally:
         server.close()
-
-
-def test_a_kubelet_that_enforces_no_limits_has_none_enforced_for_it(
-    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
-):
-    web = make_pod("web-1", "Burstable", {"app": "1500m"})
-    kubelet.pods = [web]
-    kubelet.configz = {"cpuManagerPolicy": "static", "cpuCFSQuota": False}
-    app = run(kubepods, web)
-    agent.start(describe(tmp_path, kubelet.url))
-    wait_until(lambda: BURSTABLE in names(agent, kubepods), "it has its name")
-    ticks = agent.get("/v1/status")["tick"]
-    wait_until(lambda: agent.get("/v1/status")["tick"] > ticks + 20, "many checks of an idle container")
-    assert agent.job(BURSTABLE)["unlimited"]
-    assert kubepods.read(app, "quota_us") == "-1"
 
 
 def test_a_container_runtime_is_asked_where_its_socket_is_given(

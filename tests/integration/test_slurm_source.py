@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,10 +65,6 @@ def remove_cgroups(slurm: SlurmCluster) -> None:
     if numbers:
         slurm.scancel(*numbers)
     wait_until(lambda: not any(slurm.pids(number) for number in numbers), "the jobs are gone")
-    remove_made(slurm)
-
-
-def remove_made(slurm: SlurmCluster) -> None:
     for controller in CONTROLLERS if IS_APART else ():
         place = controller / f"slurm_{slurm.node}"
         wait_until(lambda: remove(place), f"{place} is removed")  # noqa: B023
@@ -176,56 +170,6 @@ def test_a_job_that_ends_is_gone(slurm, agent, config):
     wait_until(lambda: 0 < read(place) <= 20_000, "the idle job has little")
     remove_cgroups(slurm)
     wait_until(lambda: not jobs(agent), "it is gone")
-
-
-def test_a_job_that_is_queued_again_is_known_again(slurm, agent, config):
-    number, place = run_job(slurm, "--cpus-per-task=1", "--requeue", "--job-name=again")
-    agent.start(config)
-    wait_until(lambda: 0 < read(place) <= 20_000, "the idle job has little")
-    slurm.command("scontrol", "requeue", str(number))
-    requeued_at_s = int(time.time())
-    wait_until(lambda: not slurm.pids(number), "its processes have ended")
-    remove_made(slurm)
-    wait_until(lambda: not jobs(agent), "it is gone")
-    wait_until(lambda: slurm.state(number) == "PENDING", "it waits")
-    # In the second in which the first run was ended slurmd refuses the next one ("Job credential revoked"), and the job
-    # has failed: why Slurm by itself waits two minutes.
-    wait_until(lambda: int(time.time()) > requeued_at_s, "the second is over")
-    slurm.command("scontrol", "update", f"JobId={number}", "NumCPUs=2", "StartTime=now")
-    place = put_in(slurm, number)
-    wait_until(lambda: 0 < read(place) <= 20_000, "it has little again")
-    wait_until(lambda: agent.job(f"job_{number}")["cpu_limit"] == 2.0, "the new order is known")
-    assert agent.job(f"job_{number}")["labels"]["name"] == "again"
-    assert agent.stop() == 0
-    assert read(place) == -1
-
-
-def test_the_controller_away_names_are_kept_and_new_jobs_stay_in_shadow_mode(slurm, agent, config):
-    number, place = run_job(slurm, "--cpus-per-task=1")
-    second = place.with_name("job_4000000")
-    agent.start(config)
-    wait_until(lambda: 0 < read(place) <= 20_000, "the idle job has little")
-    slurm.terminate("slurmctld")
-    sleeper = subprocess.Popen(["sleep", "infinity"])
-    try:
-        for controller in CONTROLLERS if IS_APART else (CPU,):
-            (controller / second.relative_to(CPU)).mkdir(parents=True)
-            (controller / second.relative_to(CPU) / "cgroup.procs").write_text(str(sleeper.pid))
-        job = wait_until(lambda: jobs(agent).get("job_4000000"), "the new one is seen")
-        assert (job["mode"], job["labels"]) == ("shadow", {})
-        wait_until(lambda: any("slurm: squeue" in text for text in problems(agent)), "status says so")
-        job = agent.job(f"job_{number}")
-        assert (job["mode"], job["labels"]["user"]) == ("reclaim", "root")
-        assert len(agent.events("engine_away")) == 1
-    finally:
-        slurm.start("slurmctld")
-    wait_until(lambda: not any("squeue" in text for text in problems(agent)), "the controller is back")
-    assert agent.job("job_4000000")["mode"] == "shadow", "the controller does not know it"
-    assert agent.stop() == 0
-    assert (read(place), read(second)) == (-1, -1)
-    sleeper.kill()
-    sleeper.wait()
-    second.rmdir()
 
 
 @pytest.mark.skipif(not IS_APART, reason="Slurm makes cgroups of the cpu controller here")
