@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from executor_contract import ExecutorContract, Rig, read_cores
 from waiting import wait_until
 
-from cpumond.core.errors import CpumondError, CreateError
+from cpumond.core.errors import CreateError
 from cpumond.core.job_cgroups import IDLE_NAME, name_idle_parent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
@@ -68,13 +67,13 @@ def _list_v1_mounts() -> set[str]:
         return {line.split()[4] for line in file if " - cgroup " in line}
 
 
-@contextlib.contextmanager
-def open_rig(hierarchies: Hierarchies, directory: Path) -> Iterator[Rig]:
+@pytest.fixture
+def rig(hierarchies: Hierarchies, tmp_path: Path) -> Iterator[Rig]:
     root = make_root_name("jobs")
     cgroups = JobCgroupTree(hierarchies, root)
-    runtime_dir = directory / "run"
+    runtime_dir = tmp_path / "run"
     try:
-        rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, directory / "jobs")
+        rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, tmp_path / "jobs")
         yield rig
         rig.close()
         assert os.listdir(runtime_dir / INDEX_NAME) == []
@@ -83,12 +82,6 @@ def open_rig(hierarchies: Hierarchies, directory: Path) -> Iterator[Rig]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         remove_root(hierarchies, root)
-
-
-@pytest.fixture
-def rig(hierarchies: Hierarchies, tmp_path: Path) -> Iterator[Rig]:
-    with open_rig(hierarchies, tmp_path) as opened:
-        yield opened
 
 
 class TestCgroupExecutor(ExecutorContract):
@@ -144,17 +137,6 @@ def test_its_output_can_be_opened_again(rig):
     assert (rig.read(job_id), rig.read(job_id, "stderr")) == (b"out\n", b"err\n")
 
 
-def test_a_job_that_eats_its_own_output_holds_up_nobody(rig):
-    thief = rig.shell("cat <&1 >/dev/null & while :; do echo bait; done")
-    rig.wait(Started, thief)
-    for _ in range(5):
-        job_id = rig.shell("echo here")
-        rig.wait(Ended, job_id)
-        assert rig.read(job_id) == b"here\n"
-    rig.executor.kill(thief)
-    rig.wait(Ended, thief)
-
-
 def test_cgroups_that_the_job_made_go_with_it(rig):
     if os.geteuid() != 0:
         pytest.skip("needs root to make cgroups as a job")
@@ -167,14 +149,6 @@ def test_cgroups_that_the_job_made_go_with_it(rig):
     rig.assert_nothing_left(job_id)
 
 
-def test_a_place_where_no_cgroup_can_be_made_is_the_nodes_fault(rig):
-    launch = rig.describe(["true"], job_id="x" * 250)
-    rig.executor.start(launch)
-    event = rig.wait(NotStarted, launch.job_id)
-    assert event.node_fault
-    assert "cgroup" in event.problem
-
-
 def test_a_directory_that_is_not_there_is_the_nodes_fault(rig):
     launch = rig.describe(["true"])
     os.rmdir(launch.directory)
@@ -183,14 +157,6 @@ def test_a_directory_that_is_not_there_is_the_nodes_fault(rig):
     assert event.node_fault
     assert launch.directory in event.problem
     assert launch.job_id not in rig.cgroups.list_job_ids()
-
-
-def test_the_same_job_is_not_started_twice(rig):
-    job_id = rig.start("sleep", "1000")
-    with pytest.raises(CpumondError, match="already"):
-        rig.executor.start(rig.describe(["true"], job_id="other").__class__(
-            job_id, ["true"], {}, "", "/", 1.0, 0, str(rig.directory / job_id), 4096))  # fmt: skip
-    rig.wait(Started, job_id)
 
 
 def test_the_keeper_is_killed_while_jobs_run(rig):
@@ -290,41 +256,11 @@ def test_what_a_job_leaves_is_killed_without_an_agent(rig):
     assert ended.cpu_seconds is not None
 
 
-def test_two_executors_side_by_side(rig, hierarchies, tmp_path):
-    with open_rig(hierarchies, tmp_path / "other") as other:
-        mine, theirs = rig.start("sleep", "1000"), other.start("sleep", "1000")
-        rig.wait(Started, mine)
-        other.wait(Started, theirs)
-        assert the_keeper(rig) != the_keeper(other)
-        other.executor.kill(theirs)
-        other.wait(Ended, theirs)
-        kill_keeper(other)
-        assert rig.cgroups.list_processes(mine)
-        assert other.wait(Ended, other.start("true")).exit_code == 0
-        rig.executor.kill(mine)
-        assert rig.wait(Ended, mine).signal == 9
-
-
 def test_one_directory_has_one_keeper(rig):
     first, run = the_keeper(rig), str(rig.directory.parent / "run")
     program = [sys.executable, "-I", "-S", keeper.PROGRAM, run]
     subprocess.run(program, stdout=subprocess.PIPE, timeout=30, check=True)
     assert find_keepers(rig.directory.parent / "run") == [first]
-
-
-def test_the_keeper_ends_when_there_is_nothing_to_keep(rig):
-    job_id = rig.start("sleep", "1000")
-    rig.wait(Started, job_id)
-    pid = the_keeper(rig)
-    rig.executor.close()
-    pause = threading.Event()
-    pause.wait(keeper.IDLE_S + 0.5)
-    assert find_keepers(rig.directory.parent / "run") == [pid]
-    rig.cgroups.kill(job_id)
-    wait_until(lambda: not find_keepers(rig.directory.parent / "run"), "the keeper ends")
-    assert (rig.directory.parent / "run" / "keeper.log").read_text() == ""
-    assert rig.come_back(job_id) == {}
-    assert rig.wait(Ended, job_id).signal == 9
 
 
 def test_the_keepers_socket_is_for_its_user_only(rig):
@@ -342,13 +278,6 @@ def test_the_keeper_holds_nothing_of_jobs_that_are_over(rig):
         rig.wait_over(job_id)
     # There may be less of them: those of the first job may not have been closed when they were counted.
     wait_until(lambda: count() <= before, "its descriptors are closed")
-
-
-def test_a_place_that_cannot_be_used_is_said_at_once(hierarchies, tmp_path):
-    (tmp_path / "file").write_text("")
-    executor = CgroupExecutor(JobCgroupTree(hierarchies, "none"), str(tmp_path / "file" / "run"))
-    with contextlib.closing(executor), pytest.raises(CpumondError, match="runtime_dir"):
-        executor.recover([])
 
 
 def run_as_ordinary_user(hierarchies: Hierarchies, root: str, directory: Path) -> list[object]:
@@ -443,18 +372,6 @@ def test_a_quota_above_holds_the_jobs(hierarchies, real_tree, above, wanted, fou
 def test_every_limit_is_taken_by_the_kernel(hierarchies, real_tree, cores):
     real_tree.create("a", cores, 1 << 26)
     assert read_cores(hierarchies, real_tree.path("a")) == pytest.approx(max(cores, 0.001), rel=0.01)
-
-
-def test_a_real_cgroup2_without_the_cpu_controller_is_refused_in_words(hierarchies):
-    unified = hierarchies.unified_root
-    if hierarchies.cpu_version == 2 or unified is None:
-        pytest.skip("needs a cgroup2 mount without the cpu controller, beside v1")
-    root = f"cpumond-test-{os.getpid()}-v2-{next(_numbers)}"
-    tree = JobCgroupTree(Hierarchies(2, unified, unified, None, unified), root)
-    with pytest.raises(CreateError, match="lacks the cpu controller"):
-        tree.create("a", 1.0, 0)
-    assert tree.list_job_ids() == []
-    assert not os.path.exists(os.path.join(unified, root))
 
 
 def test_the_cpu_controller_is_handed_down_from_the_mount_on(tmp_path):

@@ -72,7 +72,6 @@ SLOW = (
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_job_on_reclaimed_cpu_yields",
     "test_cgroup_executor.py::TestCgroupExecutor::test_jobs_on_reclaimed_cpu_share",
-    "test_cgroup_executor.py::TestCgroupExecutor::test_jobs_of_both_classes",
     "test_cgroup_executor.py::TestCgroupExecutor::test_its_weight_follows_its_order_and_a_quota_is_for_a_ceiling_alone[ceiling",
 )
 """Beginnings of the names of those among them that are not."""
