@@ -138,16 +138,6 @@ def check_killed_agent(facts: Facts, slow: float) -> None:
     assert fact["job"]["cpu_limit"] == 2.0
 
 
-def check_hung_agent(facts: Facts, slow: float) -> None:
-    """10 s without a sign of life, 5 s for its last words, and what a killed one takes."""
-    fact = of(facts, "hangs")
-    assert fact["full_s"] is not None
-    assert fact["full_s"] < 10.0 + 5.0 + SIGKILL_TO_QUOTA_S * slow
-    assert fact["up_s"] is not None
-    assert fact["lowered_s"] is not None
-    assert fact["job"]["cpu_limit"] == 2.0
-
-
 def check_namesakes(facts: Facts, slow: float) -> None:
     """A unit that came again with our limit has its own back; another one of an old name keeps what it ordered."""
     fact = of(facts, "namesakes")
@@ -242,7 +232,7 @@ def check_without_polkit(facts: Facts, slow: float) -> None:
 CHECKS: Final[tuple[Callable[[Facts, float], None], ...]] = (
     check_installed, check_quota_goes_down, check_reload_changes_nothing, check_load_wakes_up,
     check_restart_of_the_unit, check_stopped_unit_starts_with_its_own_quota, check_orders_by_hand_are_respected,
-    check_reload_that_gives_the_quota_back, check_write_to_the_file_alone, check_killed_agent, check_hung_agent,
+    check_reload_that_gives_the_quota_back, check_write_to_the_file_alone, check_killed_agent,
     check_namesakes, check_delegated_subtree, check_weight, check_unit_without_a_limit, check_orderly_stop,
     check_without_the_bus, check_without_polkit,
 )  # fmt: skip

@@ -47,17 +47,6 @@ def test_files_are_installed(facts: Facts) -> None:
     assert fact["settings"] == ORIGINAL
 
 
-def test_an_end_that_goes_on_is_given_time(facts: Facts) -> None:
-    """By ``systemctl stop``, and by the watchdog, which systemd minds during the end as well."""
-    for begun in of(facts, "install")["long_ends"].values():
-        assert_quiet(begun["start"])
-        assert_quiet(begun["stop"])
-        assert begun["status"] == r"a\x2db.service", "systemd takes backslashes off"
-    fact = of(facts, "long_ends")
-    assert "came to its end" in fact["lively"]
-    assert "came to its end" not in fact["silent"], "there was time without asking for it"
-
-
 def test_fresh_install_writes_nothing_and_says_so(facts: Facts) -> None:
     """``systemctl enable --now`` with the configuration as it is shipped: shadow mode.
 
@@ -79,17 +68,6 @@ def test_fresh_install_writes_nothing_and_says_so(facts: Facts) -> None:
     assert fact["StatusText"].startswith(sentence)
     assert f'Status: "{sentence}' in fact["status"]
     assert re.search(rf"^started .*{re.escape(sentence)}", fact["journal"], re.MULTILINE)
-
-
-def test_shadow_mode_says_what_could_be_reclaimed(facts: Facts) -> None:
-    """The next step of a roll-out: sources are named, the agent decides, and still nothing is written."""
-    fact = of(facts, "shadow")
-    assert_quiet(fact["answer"])
-    assert fact["found_s"] is not None, fact["jobs"]
-    assert fact["said_s"] is not None
-    assert fact["StatusText"].startswith("shadow mode: nothing is written; 1 job, 0.9 of 1.0 cores could be reclaimed")
-    assert fact["files"]["written"] == []
-    assert fact["files"]["changed"] == {}
 
 
 def test_service_starts_with_settings_that_write(facts: Facts) -> None:
@@ -237,19 +215,6 @@ def test_ends_of_the_agent_are_counted_by_what_systemd_called_them(facts: Facts)
     }
 
 
-def test_without_its_capability_no_limit_moves(facts: Facts) -> None:
-    """The one that the unit has is the least that works: without it the agent lives, changes nothing, and says so."""
-    fact = of(facts, "no_rights")
-    for answer in (*fact["ready"], fact["answer"]):
-        assert_quiet(answer)
-    assert fact["CapEff"] == fact["CapBnd"] == fact["CapAmb"] == ["0000000000000000"]
-    assert fact["said_s"] is not None, fact["journal"]
-    assert fact["ticks_s"] is not None
-    assert fact["ActiveState"] == "active"
-    assert fact["settings"] == ORIGINAL
-    assert "Permission denied" in fact["status"]["output"], fact["status"]
-
-
 def test_an_error_that_stays_is_tried_ten_times(facts: Facts) -> None:
     """A port that another program has: the agent stays off then, and the journal says why."""
     fact = of(facts, "busy_port")
@@ -260,28 +225,6 @@ def test_an_error_that_stays_is_tried_ten_times(facts: Facts) -> None:
     assert fact["restarts"] == str(DEATHS)
     assert fact["journal"].count("cannot listen on 127.0.0.1:9799: Address already in use") == DEATHS
     assert "Start request repeated too quickly" in fact["journal"]
-
-
-def test_an_address_may_come_late(facts: Facts) -> None:
-    """The same process answers there as soon as the host has it; before that the log and ``doctor`` say so."""
-    fact = of(facts, "late_address")
-    for answer in (*fact["ready"], fact["answer"], fact["back"]):
-        assert_quiet(answer)
-    assert fact["journal"].count("address_not_here") == 1
-    assert "[metrics] listen: this host does not have the address 203.0.113.7 yet" in fact["journal"]
-    assert [(finding["level"], "203.0.113.7" in finding["text"]) for finding in fact["doctor"]] == [("warn", True)]
-    assert fact["answered"]
-    assert fact["same_pid"]
-
-
-def test_pause_survives_restart(facts: Facts) -> None:
-    fact = of(facts, "pause")
-    assert_quiet(fact["restart"])
-    assert fact["after_restart"]
-    assert fact["after_stop"]
-    assert fact["settings"] == ORIGINAL
-    assert_quiet(fact["start"])
-    assert fact["lowered_s"] is not None
 
 
 def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
@@ -344,29 +287,3 @@ def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
     assert (fact["ActiveState"], fact["ExecMainStatus"]) == ("failed", "78")
     assert fact["restarts"] == "0"
     assert fact["settings"] == ORIGINAL
-
-
-def test_crash_with_wrong_configuration_restores(facts: Facts) -> None:
-    """The restore after the crash works without the configuration, which is wrong just then."""
-    fact = of(facts, "crash_with_wrong_config")
-    assert_quiet(fact["start"])
-    assert fact["lowered_s"] is not None
-    assert fact["settled_s"] is not None
-    assert fact["settings"] == ORIGINAL
-
-
-def test_originals_of_another_boot_are_dropped(facts: Facts) -> None:
-    """After a power cut the limits of this boot are the originals, whatever the state file says of the last one.
-
-    The other boot is in the file only.
-    """
-    fact = of(facts, "state_of_another_boot")
-    assert_quiet(fact["start"])
-    assert fact["lowered_s"] is not None
-    assert fact["off_s"] is not None
-    assert fact["left_us"] < 100_000, "it was restored, so this shows nothing"
-    assert fact["state"]["cgroups"]["jobs/one"]["settings"]["quota_us"] == 100_000
-    assert_quiet(fact["again"])
-    assert "state_damaged" not in fact["journal"]
-    assert fact["lowered_again_s"] is not None
-    assert fact["most_us"] == fact["quota_us"] == 50_000

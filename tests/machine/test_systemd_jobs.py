@@ -73,22 +73,6 @@ def test_jobs_complete(facts: Facts) -> None:
     assert fact["left"] == NOTHING
 
 
-def test_jobs_fail(facts: Facts) -> None:
-    """What the scheduler is told is why; what stood on stderr is in the log (not in the reason: the journal has it)."""
-    fact = of(facts, "fails")
-    by_code = only_job(fact["by_code"])
-    assert (by_code["state"], by_code["exit_code"]) == ("failed", 7)
-    assert by_code["reason"] == "exit code 7; stderr: the reason"
-    assert fact["by_code"]["logs"] == [{"stdout": "out\n", "stderr": "first\nthe reason\n"}]
-    by_signal = only_job(fact["by_signal"])
-    assert (by_signal["state"], by_signal["reason"]) == ("failed", "killed by SIGSEGV")
-    no_program = only_job(fact["no_program"])
-    assert no_program["state"] == "failed"
-    assert "the program 'no-such-program' does not exist" in no_program["reason"]
-    assert {fact[name]["state"] for name in ("by_code", "by_signal", "no_program")} == {"failed"}
-    assert fact["left"] == NOTHING
-
-
 def test_limit_of_an_idle_job_goes_down(facts: Facts) -> None:
     """In the period that its operation wishes, 100 ms, also right after its start; the scheduler knows."""
     fact = of(facts, "shrinks")
@@ -131,23 +115,6 @@ def test_agent_keeps_its_sandbox(facts: Facts) -> None:
     assert float(exposure[1]) < 2.5
 
 
-def test_other_jobs_leave_a_lowered_limit_alone(facts: Facts) -> None:
-    quotas = of(facts, "reload")["quotas"]
-    assert quotas["sibling"] <= quotas["before"] < QUOTA_US
-
-
-def test_daemon_reload_loses_nothing(facts: Facts) -> None:
-    """systemd believes in the lowered limit, and writes the same; nobody takes it for somebody's wish."""
-    fact = of(facts, "reload")
-    for answer in fact["answers"]:
-        assert_quiet(answer)
-    assert len({fact["quotas"][verb] for verb in ("sibling", "daemon-reload", "daemon-reexec", "after")}) == 1
-    assert fact["same_agent"]
-    assert [only_job(other)["exit_code"] for other in fact["others"]] == [0, 0]
-    assert not fact["foreign"]
-    assert_same_job(facts, fact)
-
-
 def test_killed_agent_takes_its_job_over(facts: Facts) -> None:
     """The unit goes on with its full quota; systemd starts the agent again, and that lowers it again."""
     fact = of(facts, "kill")
@@ -181,20 +148,6 @@ def test_job_that_ended_without_the_agent(facts: Facts) -> None:
     assert fact["ended_s"] is not None
     assert (fact["away"]["state"], only_job(fact["away"])["exit_code"]) == ("completed", 0)
     assert fact["away"]["logs"] == [{"stdout": "done\n", "stderr": ""}]
-
-
-def test_restart_beside_jobs_that_start_and_stop(facts: Facts) -> None:
-    """``Before=cpumond.service`` in a job's unit: the agent's start waits for units that are being stopped, 5 s at
-    most, and for nothing else."""
-    fact = of(facts, "restart")
-    assert_quiet(fact["by_hand"])
-    assert_quiet(fact["answer"])
-    assert fact["took_s"] < 5.0 + 25.0
-    assert only_job(fact["other"])["exit_code"] == 0
-    stopped = only_job(fact["stopped"])
-    assert (stopped["state"], stopped["reason"]) == ("failed", "killed by SIGKILL")
-    assert fact["lowered_again_s"] is not None
-    assert_same_job(facts, fact)
 
 
 def test_abort_leaves_nothing(facts: Facts) -> None:

@@ -6,11 +6,9 @@ with a deadline. A step that fails leaves its traceback as its fact, and the lat
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +22,6 @@ from typing import Any
 import guest_tools
 from guest_tools import (
     WRAPPER,
-    add_address,
     install_files,
     journal_after,
     journal_cursor,
@@ -69,21 +66,8 @@ pattern = "jobs/*"
 id_regex = "jobs/(?P<id>.+)"
 cpu_limit = 1.0
 """
-OTHER_QUOTA_US = 50_000
 HIGH_FLOOR_US, STEEP_FLOOR_US = 90_000, 30_000
 CHECK_PERIOD_S = 0.1
-SHADOW = """
-[monitor]
-check_period = "50ms"
-min_cpu_limit = 0.1
-smoothing_factor = 0.5
-decrease_coefficient = 0.5
-
-[[source]]
-kind = "glob"
-pattern = "jobs/*"
-id_regex = "jobs/(?P<id>.+)"
-"""
 HIGH = "[monitor]\nmin_cpu_limit = 0.9\n"
 STEEP = "[monitor]\ndecrease_coefficient = 0.5\nmin_cpu_limit = 0.3\n"
 WRONG = "[monitor]\nno_such_option = 1\n"
@@ -107,8 +91,6 @@ SECRETS = (
     "/var/lib/systemd/credential.secret",
 )
 """What the agent's capability alone would let it read."""
-LATE_ADDRESS = "203.0.113.7"
-"""Kept for documentation; the guest has no network at first."""
 BUSY_PORT = 9799
 UNITS_CONFIG = """
 [[source]]
@@ -125,27 +107,6 @@ while True:
     while time.thread_time() < busy_until:
         pass
     time.sleep(0.05)
-"""
-
-
-LONG_END = """
-import os, signal, sys, time
-from cpumond.agent.notify import Notifier
-from cpumond.host.service import ServiceManager
-stops = []
-signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
-ServiceManager(os.environ).notify("READY=1", status=r"a\\x2db.service")
-notifier = Notifier(os.environ)
-while not stops:
-    ServiceManager(os.environ).notify("WATCHDOG=1")
-    time.sleep(0.1)
-if sys.argv[1] == "lively":
-    notifier.stopping()
-for _ in range(30):
-    time.sleep(0.2)
-    if sys.argv[1] == "lively":
-        notifier.busy()
-print("came to its end", flush=True)
 """
 
 
@@ -252,33 +213,9 @@ def install() -> dict[str, Any]:
     result["reload"] = systemctl("daemon-reload")
     result["verify"] = run("systemd-analyze", "verify", "--man=no", "cpumond.service", "cpumond-jobs.slice")
     unit = ("systemd-run", "--quiet", "--slice=cpumond-jobs.slice", "--property=CPUQuota=50%", "sleep", "infinity")
-    result["unit"], result["long_ends"] = run(*unit), begin_long_ends()
+    result["unit"] = run(*unit)
     result["settings"] = read_settings()
     return result
-
-
-def begin_long_ends() -> dict[str, Any]:
-    """Two services whose ends take longer than ``systemctl stop`` and the watchdog wait; one says that it goes on."""
-    limits = ("--property=WatchdogSec=3s", "--property=TimeoutStopSec=3s", "--property=NotifyAccess=main")
-    program = "/run/long-end.py"
-    write_file(program, LONG_END)
-    command = ("systemd-run", "--quiet", "--service-type=notify", "--setenv=PYTHONPATH=/in/site", *limits)
-    return {
-        name: {
-            "start": run(*command, f"--unit={name}", sys.executable, program, name),
-            "status": guest_tools.show(f"{name}.service", "StatusText"),
-            "stop": systemctl("stop", "--no-block", f"{name}.service"),
-        }
-        for name in ("lively", "silent")
-    }
-
-
-def long_ends() -> dict[str, Any]:
-    """How the two that began in ``install`` came out."""
-    units = {name: f"{name}.service" for name in ("lively", "silent")}
-    for unit in units.values():
-        wait(lambda unit=unit: guest_tools.show(unit, "ActiveState") in ("inactive", "failed"))
-    return {name: journal_after("", unit) for name, unit in units.items()}
 
 
 def fresh() -> dict[str, Any]:
@@ -308,33 +245,9 @@ def fresh() -> dict[str, Any]:
     }
 
 
-def read_jobs() -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads(run("cpumond", "status", "--json")["output"])["jobs"]
-    return jobs
-
-
-def shadow() -> dict[str, Any]:
-    """The next step of a roll-out: jobs are named, nothing is written, but what could be reclaimed is known."""
-    files = LimitFiles()
-    write_file(DROP_IN, SHADOW)
-    answer = systemctl("reload", UNIT)
-    found_s = wait(lambda: [job["monitor_cpu_limit"] for job in read_jobs()] == [0.1])
-    systemctl("reload", UNIT)  # says the state at once
-    said_s = wait(lambda: "0.9 of 1.0 cores could be reclaimed" in show("StatusText"))
-    return {
-        "answer": answer,
-        "found_s": found_s,
-        "said_s": said_s,
-        "StatusText": show("StatusText"),
-        "jobs": read_jobs(),
-        "files": files.look(),
-    }
-
-
 def start() -> dict[str, Any]:
     """The last step: limits move. A shorter watchdog than the unit's from here on, only to wait less."""
     write_file(TEST_DROP_IN, f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
-    DROP_IN.unlink()
     write_file("/etc/cpumond/cpumond.toml", CONFIG)
     reload, answer = systemctl("daemon-reload"), systemctl("restart", UNIT)
     return {
@@ -537,24 +450,6 @@ def begin_step(drop_in: str = "") -> list[dict[str, Any]]:
     return [*answers, systemctl("daemon-reload"), systemctl("reset-failed", UNIT)]
 
 
-def no_rights() -> dict[str, Any]:
-    """Without its one capability the agent works, but no limit moves, which it says."""
-    ready = begin_step("CapabilityBoundingSet=\nAmbientCapabilities=\n")
-    cursor, answer = journal_cursor(UNIT), systemctl("start", UNIT)
-    said_s = wait(lambda: "limit_write_failed" in journal_after(cursor, UNIT))
-    return {
-        "ready": ready,
-        "answer": answer,
-        "said_s": said_s,
-        "ticks_s": wait_for_ticks(10),
-        "settings": read_settings(),
-        "journal": journal_after(cursor, UNIT),
-        "status": run("cpumond", "status"),
-        "ActiveState": show("ActiveState"),
-        **read_rights(show("MainPID")),
-    }
-
-
 def busy_port() -> dict[str, Any]:
     """An error that stays: another program has the port. What is shortened is only the wait between two starts."""
     ready = begin_step("RestartSec=100ms\n")
@@ -566,44 +461,8 @@ def busy_port() -> dict[str, Any]:
         journal = journal_after(cursor, UNIT)
     DROP_IN.unlink()
     restarts = show("NRestarts")
+    begin_step()
     return {"ready": ready, "answer": answer, "off_s": off_s, "restarts": restarts, "journal": journal}
-
-
-def late_address() -> dict[str, Any]:
-    """The address of the metrics comes when the agent runs already; nobody restarts it."""
-    ready = begin_step()
-    write_file(DROP_IN, f'[metrics]\nlisten = "{LATE_ADDRESS}:9756"\n')
-    cursor, answer = journal_cursor(UNIT), systemctl("start", UNIT)
-    pid, doctor = show("MainPID"), ask_doctor("metrics")
-    add_address(LATE_ADDRESS)
-
-    def is_answered() -> bool:
-        with urllib.request.urlopen(f"http://{LATE_ADDRESS}:9756/metrics", timeout=60) as reply:
-            return b"cpumond_ticks_total" in reply.read()
-
-    result = {
-        "ready": ready,
-        "answer": answer,
-        "doctor": doctor,
-        "answered": is_answered(),
-        "same_pid": show("MainPID") == pid,
-        "journal": journal_after(cursor, UNIT),
-    }
-    DROP_IN.unlink()
-    return {**result, "back": systemctl("restart", UNIT)}
-
-
-def pause() -> dict[str, Any]:
-    """A pause laid down by the operator is there after a restart, and after stop and start."""
-    PAUSE.touch()
-    result: dict[str, Any] = {"restart": systemctl("restart", UNIT)}
-    result["after_restart"] = PAUSE.exists()
-    systemctl("stop", UNIT)
-    result["after_stop"] = PAUSE.exists()
-    result["settings"] = read_settings()
-    PAUSE.unlink()
-    result["start"] = systemctl("start", UNIT)
-    return {**result, "lowered_s": wait(is_lowered)}
 
 
 def stop() -> dict[str, Any]:
@@ -667,6 +526,7 @@ def wrong_config() -> dict[str, Any]:
     DROP_IN.write_text(WRONG)
     answer = systemctl("start", UNIT)
     settled_s = wait(lambda: show("ActiveState") in ("failed", "inactive"))
+    DROP_IN.unlink()
     return {
         "left": left,
         "answer": answer,
@@ -676,53 +536,6 @@ def wrong_config() -> dict[str, Any]:
         "restarts": show("NRestarts"),
         "settings": read_settings(),
     }
-
-
-def crash_with_wrong_config() -> dict[str, Any]:
-    """The agent dies while its configuration on disk is wrong: it cannot come back, so the limit must."""
-    DROP_IN.unlink(missing_ok=True)
-    systemctl("reset-failed", UNIT)
-    result: dict[str, Any] = {"start": systemctl("start", UNIT), "lowered_s": wait(is_lowered)}
-    DROP_IN.write_text(WRONG)
-    systemctl("kill", "--signal", "KILL", UNIT)
-    result["settled_s"] = wait(lambda: show("ActiveState") == "failed")
-    result["settings"] = read_settings()
-    DROP_IN.unlink()
-    return result
-
-
-def state_of_another_boot() -> dict[str, Any]:
-    """The power went while a limit was lowered; after the boot the job's cgroup has another limit of its own.
-
-    No boot: the state file is made to tell of another one, and nothing is left in /run. Machines that really boot
-    again are in ``test_vm.py``.
-    """
-    result = leave_lowered()
-    state = Path("/var/lib/cpumond/originals.state")
-    content = json.loads(state.read_bytes().partition(b"\n")[2])
-    result["state"] = {**content}
-    content["boot_id"] = "01234567-89ab-cdef-0123-456789abcdef"
-    payload = json.dumps(content).encode()
-    state.write_bytes(f"cpumond-state 1 sha256={hashlib.sha256(payload).hexdigest()}\n".encode() + payload)
-    shutil.rmtree("/run/cpumond")
-    (CPU / "cpu.cfs_burst_us").write_text("0")
-    (CPU / "cpu.cfs_quota_us").write_text(str(OTHER_QUOTA_US))
-    cursor = journal_cursor(UNIT)
-    result["again"] = systemctl("start", UNIT)
-    most_us = [quota_us()]
-
-    def is_lowered_further() -> bool:
-        most_us.append(quota_us())
-        return most_us[-1] < OTHER_QUOTA_US
-
-    result["lowered_again_s"] = wait(is_lowered_further)
-    result["stop"] = systemctl("stop", UNIT)
-    result["most_us"] = max(*most_us, quota_us())
-    result["quota_us"] = quota_us()
-    result["journal"] = journal_after(cursor, UNIT)
-    for name, value in SETTINGS.items():
-        (CPU / name).write_text(value)
-    return result
 
 
 def executor() -> dict[str, Any]:
@@ -736,8 +549,7 @@ def executor() -> dict[str, Any]:
 
 
 LIFE = (
-    install, fresh, shadow, long_ends, start, lower, sandbox, polkit, reload, signalled, reexec, kill, hang, no_rights,
-    busy_port, late_address, pause, stop, journal, wrong_config, crash_with_wrong_config, state_of_another_boot,
-    executor,
+    install, fresh, start, lower, sandbox, polkit, reload, signalled, reexec, kill, hang, busy_port, stop, journal,
+    wrong_config, executor,
 )  # fmt: skip
 live_through(LIFE, stop_after=lambda step: step in (fresh, start) and show("ActiveState") != "active")

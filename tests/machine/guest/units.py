@@ -9,10 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import resource
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -462,16 +459,6 @@ def kill() -> dict[str, Any]:
     }
 
 
-def hangs() -> dict[str, Any]:
-    """The agent does nothing any more: WatchdogSec= of the unit as it is shipped ends it."""
-    settle()
-    pid = show(AGENT, "MainPID")
-    os.kill(int(pid), signal.SIGSTOP)
-    full_s = wait(is_full, PATIENCE_S + 30.0)
-    up_s = wait(lambda: is_up_again(pid), 2 * PATIENCE_S)
-    return {"full_s": full_s, "up_s": up_s, "lowered_s": wait(is_lowered, PATIENCE_S), **look()}
-
-
 def namesakes() -> dict[str, Any]:
     """The agent dies and nothing is put back. Before that is done by hand, one unit is restarted and comes with the
     lowered limit, and another ends and a new one of its name comes with a quota of its own."""
@@ -607,20 +594,9 @@ def without_polkit() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def costs() -> dict[str, Any]:
-    """CPU of ``cpumond restore`` with nothing to restore."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    count = 5
-    for _ in range(count):
-        subprocess.run(["cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml"], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"restore_cpu_s": (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count}
-
-
 STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
-    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill, hangs,
-    namesakes, delegates,
-    weighs, unlimited, leaves, without_bus, without_polkit, costs,
+    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill,
+    namesakes, delegates, weighs, unlimited, leaves, without_bus, without_polkit,
 )  # fmt: skip
 
 if __name__ == "__main__":
