@@ -244,39 +244,7 @@ def test_a_job_of_a_node_that_is_away_too_long_runs_elsewhere_and_ends_when_the_
     loop.await_no_jobs()
 
 
-def test_what_was_aborted_while_its_agent_was_away_is_stopped_when_it_is_back(own, gates):
-    operation = own.start_operation("p", gates.command, 2)
-    jobs = own.await_running(operation, 2)
-    pids = [own.main_pid(job) for job in jobs]
-    own.nodes[0].kill()
-    own.abort(operation)
-    assert all(is_alive(pid) for pid in pids)
-    own.nodes[0].start()
-    own.wait(lambda: not any(is_alive(pid) for pid in pids), "they are stopped", WAIT_S)
-    own.await_no_jobs()
-    assert counts(own, operation) == {"aborted": 2}
-    assert {job["state"] for job in own.jobs(operation)} == {"aborted"}
-
-
 # ---- overdraft
-
-
-def test_a_node_without_memory_for_all_its_jobs_aborts_the_one_that_was_started_last(own):
-    node = own.nodes[0]
-    configure(
-        node,
-        f'[resources]\nmemory = {96 * MIB}\nmemory_overdraft_timeout = "500ms"\nresource_adjustment_period = "100ms"\n',
-    )
-    restart(node)
-    # It orders nothing of what it takes, and takes at no moment more than it keeps.
-    hungry = [sys.executable, "-S", "-c", f"import time\ndata = bytearray(b'x') * {64 * MIB}\ntime.sleep(1000)"]
-    first = own.start_operation("p", hungry, memory=0, cpu_limit=0.5, monitor=KEPT)
-    [kept] = own.await_running(first)
-    second = own.start_operation("p", hungry, memory=0, cpu_limit=0.5, monitor=KEPT)
-    [aborted] = own.wait(lambda: own.jobs(second, "aborted")[-1:], "the second is aborted", WAIT_S)
-    assert "resource_overdraft" in aborted["reason"]
-    assert "memory_overdraft_timeout" in aborted["reason"]
-    assert ([job["id"] for job in own.jobs(first)], own.operation(second)["state"]) == ([kept["id"]], "running")
 
 
 def test_jobs_reserve_less_memory_than_they_may_use_until_their_node_comes_short(own, tmp_path):

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import yaml
-from commands import run_command
 from documents import list_metrics
 from prometheus_server import Prometheus, find_program
 from waiting import PATIENCE, wait_until
@@ -206,39 +205,6 @@ def test_every_metric_that_documents_name_is_there(cluster: Cluster) -> None:
     known |= {name.removesuffix("_total") for name in known} | set(re.findall(r"\bcpumond_\w+", source))
     named = {name for name in list_metrics() if name not in known}
     assert sorted(name for name in named if not any(each.startswith(name) for each in known)) == []
-
-
-def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:
-    """What the agent and the scheduler say of the same jobs; the limit that was lowered is seen by both."""
-    wait_until(lambda: prometheus.query("cpumond_node_reclaimed_cores > 0.1"), "the sleeping job's CPU is reclaimed")
-    wait_until(
-        lambda: prometheus.query('rate(cpumond_pool_reclaimed_cpu_seconds_total{pool="steady"}[5s]) > 0.1'),
-        "the pool's reclaimed CPU is counted",
-    )
-    wait_until(
-        lambda: prometheus.query('cpumond_tree_total_cores{tree="default"} == on () cpumond_node_capacity_cores'),
-        "the node is the tree",
-    )
-    fill = prometheus.wait_for('cpumond:pool_volume:ratio{pool="bursts"}')
-    assert 0.0 <= fill <= 1.0
-
-
-def test_estimate_reads_the_history_of_the_agent(prometheus: Prometheus, wanted: dict[str, str]) -> None:
-    """Orders, use, and that limits were moved meanwhile."""
-    job = wanted["job_id"]
-    samples = f'count_over_time(cpumond_job_cpu_seconds_total{{job_id="{job}"}}[1m]) >= 5'
-    for query in (samples, f'cpumond_job_current_cpu_limit_cores{{job_id="{job}"}} < 0.3'):
-        wait_until(lambda query=query: prometheus.query(query), query)
-    url = f"http://127.0.0.1:{prometheus.port}"
-    result = run_command(["estimate", "--prometheus", url, "--since", "1m", "--step", "1s", "--json"])
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    [row] = [row for row in found["workloads"] if row["name"] == job]
-    assert row["ordered_cores"] == pytest.approx(0.3)
-    assert row["detail"].startswith("operation ")
-    assert 0.0 <= row["used_cores"] < 0.1
-    assert any("had a limit that cpumond moved" in note for note in found["notes"])
-    assert any("Prometheus has only" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("part", ["scheduler", "agent"])

@@ -6,7 +6,6 @@ image's build stage in directories of the test.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import re
@@ -20,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import kubernetes_validate
 import pytest
 import yaml
@@ -484,9 +482,7 @@ def test_the_base_is_pinned_and_nothing_unchecked_is_fetched(steps):
         assert (check.returncode, check.stderr) == (0, "")
 
 
-COMMAND = re.compile(r"(?:^|&& |; |-- |exec [\w-]+ )cpumond ([a-z-]+)([^|;&\n]*)", re.MULTILINE)
 TOOL = re.compile(r"(?:^|[|;&] *|sudo )(journalctl|systemctl|systemd-[\w-]+)\b([^|;&\n]*)", re.MULTILINE)
-OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
 
 
 def read_code(document: Path) -> str:
@@ -495,43 +491,6 @@ def read_code(document: Path) -> str:
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return "\n".join([*(re.sub(r"\s#.*", "", block) for block in blocks), *re.findall(r"`([^`]+)`", rest)])
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
-def test_every_command_and_option_in_the_documents_exists(document: Path):
-    found = COMMAND.findall(read_code(document))
-    assert len(found) >= 4
-    for name, rest in found:
-        module = importlib.import_module(f"cpumond.cli.{COMMANDS[name][0]}")
-        command = getattr(module, f"{name.replace('-', '_')}_command")
-        words = rest.split()
-        if isinstance(command, click.Group):
-            command = command.commands[words[0]]
-        known = {option for parameter in command.params for option in parameter.opts}
-        assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, (name, rest)
-
-
-@pytest.mark.parametrize("document", [*DOCUMENTS, OF_THE_SOURCE], ids=lambda each: each.name)
-def test_what_the_documents_point_at_exists(document: Path):
-    text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        assert (document.parent / target).exists(), target
-    for path in OWN_FILE.findall(read_code(document)):
-        assert list(REPOSITORY.glob(re.sub(r"\$\w+", "*", path))), path
-
-
-def test_configurations_in_the_documents_are_good(tmp_path: Path):
-    blocks = [
-        block
-        for each in (*DOCUMENTS, OF_THE_SOURCE)
-        for block in re.findall(r"^```toml\n(.*?)^```", each.read_text(), re.M | re.S)
-    ]
-    assert blocks
-    for block in blocks:
-        (tmp_path / "cpumond.toml").write_text(block)
-        config = load_config(str(tmp_path / "cpumond.toml"))
-        assert "mode" not in config.monitor, "what is shown first only watches"
-        assert config.source or config.executor != AgentConfig().executor
 
 
 def test_nothing_else_goes_along_into_the_build(steps):

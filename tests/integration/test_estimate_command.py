@@ -188,11 +188,3 @@ def test_the_agent_finds_the_jobs_with_the_configuration(host: CgroupTree, agent
         ("slurm/uid_1000/job_17/step_extern/task_0", "job_17/step_extern/task_0", "17"),
     }
     assert {(job["mode"], job["refused"]) for job in jobs.values()} == {("shadow", "")}
-
-
-def test_nothing_to_watch_is_one_sentence(cgroups: CgroupTree) -> None:
-    for path, said in ((cgroups.top, "looks like a workload"), (f"{cgroups.top}/none", "there is no cgroup")):
-        result = run("--root", path, "--duration", "1")
-        assert (result.returncode, result.stdout) == (69, "")
-        assert said in result.stderr
-        assert result.stderr.count("\n") == 1

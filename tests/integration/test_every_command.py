@@ -472,21 +472,6 @@ def test_titles_of_any_signs_move_no_cursor_and_fit_lists(odd, columns):
             assert "\\u202e" in text
 
 
-def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
-    environment, ids = odd
-    for name, title in ODD_TITLES.items():
-        for typed in (title, title[:5]):
-            found = run_command(["operation", "show", typed, "--json"], environment)
-            assert json.loads(found.stdout)["id"] == ids[name], found.stderr
-            assert json.loads(found.stdout)["title"] == title
-    refused, code = on_terminal(["operation", "show", "xx"], 80, environment)  # "long" and "twin"
-    text = without_colour(refused)
-    assert code == 64, text
-    assert "xx matches 2" in text
-    assert "\\x1b" in text, "the title of one of them is shown"
-    assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
-
-
 # ---- names by their beginning
 
 

@@ -150,16 +150,6 @@ def test_a_file_of_somebody_else_stays(host: Host) -> None:
     assert is_ours(host.drop_in.read_text())
 
 
-def test_a_file_that_was_changed_since_is_its_users(host: Host) -> None:
-    host.agent.write_config(OTHERS)
-    host.init("--yes")
-    changed = host.sources.read_text().replace('mode = "shadow"', 'mode = "reclaim"')
-    host.sources.write_text(changed)
-    text = host.init("--yes")
-    assert host.sources.read_text() == changed
-    assert "There is nothing to write." in text
-
-
 def test_json_says_the_same_and_writes_with_yes_only(host: Host, docker: Dockerd) -> None:
     answer = json.loads(host.init("--json"))
     (engine,) = [each for each in answer["engines"] if each["kind"] == "docker"]

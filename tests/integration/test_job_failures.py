@@ -73,33 +73,6 @@ def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_pa
     assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
 
 
-@pytest.mark.parametrize(("strict", "state", "runs"), [("b", "completed", 2), ("a", "failed", 1)])
-def test_only_some_tasks_must_not_run_twice(loop: Loop, tmp_path: Path, strict: str, state: str, runs: int) -> None:
-    """FOJR-2: a job of task a fails once."""
-    ran = tmp_path / "ran"
-    shared = {"job_count": 1, "cpu_limit": 0.2, "memory_limit": 16 * 2**20}
-    fails_once = f"echo 1 >> {ran}; [ $(wc -l < {ran}) = 2 ]"
-    tasks = {"a": {**shared, "command": fails_once}, "b": {**shared, "command": "true"}}
-    tasks[strict]["fail_on_job_restart"] = True
-    spec = "{pool=p;max_failed_job_count=2}"
-    operation = loop.yt("vanilla", "--async", "--tasks", _yson(tasks), "--spec", spec).splitlines()[-1]
-    loop.await_state(operation, state)
-    assert len(lines(ran)) == runs
-
-
-def test_a_job_that_is_aborted_fails_an_operation_that_must_not_run_twice(loop: Loop, tmp_path: Path) -> None:
-    """FOJR-3."""
-    ran = tmp_path / "ran"
-    operation = start(loop, f"echo 1 >> {ran}; exec sleep 1000", "fail_on_job_restart=%true")
-    [job] = loop.await_running(operation)
-    loop.yt("abort-job", job["id"])
-    loop.await_state(operation, "failed")
-    error = get(loop, operation, "result")["result"]["error"]
-    told = {"reason": "job_aborted", "job_id": job["id"], "job_abort_reason": "user_request"}
-    assert (error["code"], error["attributes"]) == (210, told)
-    assert lines(ran) == ["1"]
-
-
 def test_a_failed_job_suspends_its_operation_until_it_is_resumed(loop: Loop, tmp_path: Path) -> None:
     """SUSP-1."""
     ran = tmp_path / "ran"
@@ -112,18 +85,6 @@ def test_a_failed_job_suspends_its_operation_until_it_is_resumed(loop: Loop, tmp
     error = get(loop, operation, "result")["result"]["error"]
     assert (error["code"], error["message"]) == (215, "Failed jobs limit exceeded")
     assert error["attributes"] == {"max_failed_job_count": 3}
-
-
-def test_completed_jobs_start_again_until_the_operation_is_completed_by_hand(loop: Loop, tmp_path: Path) -> None:
-    """RCJ-1."""
-    ran = tmp_path / "ran"
-    operation = start(loop, f"echo $YT_JOB_COOKIE >> {ran}", restart_completed_jobs=True)
-    loop.wait(lambda: count_jobs(loop, operation).get("lost", 0) >= 3, "three have been started again", WAIT_S)
-    assert get(loop, operation, "state")["state"] == "running"
-    assert not {"completed", "failed", "aborted"} & count_jobs(loop, operation).keys()
-    assert set(lines(ran)) == {"0"}
-    loop.yt("complete-op", operation)
-    loop.await_state(operation, "completed")
 
 
 def test_a_job_that_runs_for_too_long(loop: Loop) -> None:
@@ -166,26 +127,6 @@ def test_a_job_that_is_interrupted_by_its_own_signal(
     if code:
         loop.yt("abort-op", operation)
     loop.await_state(operation, "aborted" if code else "completed")
-    loop.await_no_jobs()
-
-
-def test_a_restart_of_the_scheduler_keeps_what_runs_whole_and_fails_what_is_half_begun(
-    loop: Loop, tmp_path: Path
-) -> None:
-    """FOJR-4."""
-    gate = tmp_path / "gate"
-    command = f"until [ -e {gate} ]; do sleep 0.05; done"
-    whole = start(loop, command, "fail_on_job_restart=%true", job_count=2)
-    loop.await_running(whole, 2)
-    half = start(loop, "sleep 1000", "fail_on_job_restart=%true", job_count=3, cpu_limit=1.5)
-    loop.await_running(half, 2)
-    loop.scheduler.kill()
-    loop.scheduler.start()
-    loop.await_state(half, "failed")
-    error = get(loop, half, "result")["result"]["error"]
-    assert (error["code"], error["attributes"]) == (210, {"reason": "job_count_mismatch_after_revival"})
-    gate.touch()
-    loop.await_state(whole, "completed")
     loop.await_no_jobs()
 
 

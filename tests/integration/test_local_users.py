@@ -108,19 +108,6 @@ def test_an_agent_at_the_socket(scheduler: SchedulerProcess, tmp_path: Path) -> 
         agent.process and agent.process.wait(60)
 
 
-def test_a_socket_that_cannot_be_made(scheduler: SchedulerProcess) -> None:
-    """Other reasons are in ``tests/unit/scheduler/program/test_listen.py``."""
-    path = scheduler.directory / "api.sock"
-    scheduler.write_config(api=f'socket = "{path}"')
-    path.write_text("something else")
-    code, told = scheduler.refuse()
-    assert (code, "exists and is no socket" in told) == (73, True)
-    path.unlink()
-    scheduler.start()
-    assert scheduler.stop() == 0
-    assert not path.exists()
-
-
 def test_an_address_that_is_no_path(scheduler: SchedulerProcess) -> None:
     scheduler.write_config()
     scheduler.start()

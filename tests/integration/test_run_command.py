@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import test_every_command as every
 from commands import run_command
@@ -117,52 +116,6 @@ def test_an_operation_whose_output_nobody_reads_is_aborted(environment, cluster)
     with process.stderr:
         assert process.wait(timeout=100) == 128 + signal.SIGPIPE
     assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
-
-
-def test_an_operation_whose_output_has_no_room_is_aborted(environment, cluster):
-    script = "while :; do echo more; sleep 0.1; done"
-    words = [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", script]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
-    assert done.returncode == 69
-    assert b"No space left on device" in done.stderr
-    operation = done.stderr.split()[2].decode()
-    assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_output_that_the_caller_closed_is_left_out(environment, closed):
-    words = [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", "echo out; echo err >&2"]
-    done = subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", *words], env=environment, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert ("out" in done.stdout, "err" in done.stderr) == (closed != ">&-", closed != "2>&-")
-
-
-def count_waits(pid: int) -> int:
-    """How often the process has waited for anything."""
-    return psutil.Process(pid).num_ctx_switches().voluntary
-
-
-def test_a_second_signal_ends_it_at_once_and_says_what_is_left_to_the_scheduler(environment, cluster):
-    # The job does not end by itself when it is told to.
-    process, operation = begin(environment, "trap '' TERM INT; echo begun; while :; do sleep 1; done")
-    assert process.stderr is not None
-    process.send_signal(signal.SIGINT)
-    assert "is aborted; Ctrl-C again ends this command at once" in process.stderr.readline()
-    cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted", "it is aborted")
-    # It waits once for the answer, and again and again for the end of the job.
-    before = count_waits(process.pid)
-    cluster.wait(lambda: count_waits(process.pid) > before + 20, "it knows that the operation is aborted")
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
-    assert (process.returncode, told) == (
-        130,
-        f"cpumond: operation {operation} is left to the scheduler, which stops its jobs\n",
-    )
-    cluster.wait(lambda: not cluster.jobs(operation, "stopping"), "its job has ended")
 
 
 def test_a_second_signal_while_no_scheduler_answers_says_that_the_operation_may_go_on(environment, cluster):
