@@ -135,20 +135,6 @@ def test_all_at_once_and_nobody_to_go_first_is_said(fleet):
     assert done.warnings == ("no host can go first now, so nothing is proven before the stage is advanced",)
 
 
-def test_a_late_canary_is_taken_back_though_another_one_is_now_an_agent_that_tells_nothing(fleet):
-    fleet.set("a", "quota", canary_ratio=0.2)
-    fleet.live(6)
-    old, late = fleet.stage().canaries
-    [host] = [each for each in fleet.hosts if each.id == old]
-    host.incarnation += "-0.1"
-    host.register()
-    host.beat()
-    fleet.late = {late: 1.0}
-    fleet.live(16, without=(old,))
-    assert fleet.world.state.nodes[old].is_online
-    assert "in 2 checks in a row" in fleet.stage().stopped
-
-
 def test_who_goes_on_by_itself_says_which_hosts_no_canary_was_like(fleet):
     fleet.set("a", "quota", canary_period_s=20.0)
     fleet.live(6)

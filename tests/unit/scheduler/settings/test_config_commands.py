@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     PoolConfig,
 )
 from cpumond.scheduler.settings.attributes import Edit, read_pool, read_tree
-from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
+from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
@@ -463,30 +463,6 @@ def test_counts_of_ancestors_change_where_they_are_set() -> None:
 # --- what has changed
 
 
-def test_changes_of_attributes() -> None:
-    tried = Tried(*FAMILY)
-    before = tried.config
-    tried.do(ChangeTree("t", (put("config/max_operation_count", 3),)))
-    tried.do(ChangePool("t", "a", (put("resource_limits", {"cpu": 5, "memory": 1}), put("abc", {}), put("weight", 2))))
-    middle = tried.config
-    assert compare_configs(before, middle) == [
-        ConfigChange("t", "", "config/max_operation_count", None, 3),
-        ConfigChange("t", "a", "resource_limits/cpu", None, 5.0),
-        ConfigChange("t", "a", "resource_limits/memory", None, 1.0),
-        ConfigChange("t", "a", "abc", None, {}),
-        ConfigChange("t", "a", "weight", None, 2.0),
-    ]
-    tried.do(ChangePool("t", "a", (put("resource_limits/cpu", 6), put("resource_limits/memory"), put("weight"))))
-    tried.do(ChangePool("t", "a", (put("abc", 0),)))
-    assert compare_configs(middle, tried.config) == [
-        ConfigChange("t", "a", "resource_limits/cpu", 5.0, 6.0),
-        ConfigChange("t", "a", "resource_limits/memory", 1.0, None),
-        ConfigChange("t", "a", "abc", {}, 0),
-        ConfigChange("t", "a", "weight", 2.0, None),
-    ]
-    assert compare_configs(before, before) == []
-
-
 @pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), ({"a": [1]}, {"a": [True]}), (0, False), ("1", 1)])
 def test_values_that_python_takes_for_equal_are_changes(old: Any, new: Any) -> None:
     tried = Tried(CreateTree("t", {"x": old}), CreatePool("t", "a", attributes={"x": old}))
@@ -496,30 +472,6 @@ def test_values_that_python_takes_for_equal_are_changes(old: Any, new: Any) -> N
         assert not tried.do(command).changed
     assert len(compare_configs(before, tried.config)) == 2
     assert [kind for kind, _, _ in changed_records(before, tried.config)] == ["tree", "pool"]
-
-
-def test_changes_of_structure() -> None:
-    tried = Tried(*FAMILY)
-    before = tried.config
-    tried.do(SetDefaultTree("t"))
-    tried.do(RemovePool("t", "b11"))
-    tried.do(MovePool("t", "b1", "a", "z"))
-    tried.do(CreatePool("t", "n", "z", {"weight": 1}))
-    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
-    tried.do(CreatePool("u", "x"))
-    changes = [
-        ConfigChange("t", "b11", "", {"parent_name": "b1"}, None),
-        ConfigChange("t", "z", "name", "b1", "z"),
-        ConfigChange("t", "z", "parent_name", "b", "a"),
-        ConfigChange("t", "n", "", None, {"parent_name": "z", "weight": 1.0}),
-        ConfigChange("u", "", "", None, {"nodes_filter": "nobody"}),
-        ConfigChange("u", "x", "", None, {"parent_name": ROOT_POOL}),
-        ConfigChange("", "", "default_tree", None, "t"),
-    ]
-    assert compare_configs(before, tried.config) == changes
-    back = compare_configs(tried.config, before)
-    assert ConfigChange("u", "", "", {"nodes_filter": "nobody"}, None) in back
-    assert ConfigChange("u", "x", "", {"parent_name": ROOT_POOL}, None) in back
 
 
 # --- storage
@@ -546,26 +498,23 @@ def test_records() -> None:
 
 
 def test_only_what_has_changed_is_written() -> None:
-    tried = Tried(*FAMILY)
-    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
-    before = tried.config
-    assert changed_records(before, before) == []
-    tried.do(ChangePool("t", "a", (put("weight", 2),)))
-    a = tried.pool("a")
-    assert changed_records(before, tried.config) == [("pool", a.id, encode_pool("t", a))]
-    before = tried.config
-    tried.do(ChangeTree("t", (put("max_operation_count", 2),)))
-    tree = tried.config.trees["t"]
-    assert changed_records(before, tried.config) == [("tree", tree.id, encode_tree(tree))]
-    before = tried.config
-    tried.do(SetDefaultTree("u"))
-    assert changed_records(before, tried.config) == [(*SYSTEM, {"default_tree": "u"})]
-    before = tried.config
-    tried.do(RemoveTree("t", recursive=True))
-    changes = changed_records(before, tried.config)
-    assert {kind for kind, _, _ in changes} == {"tree", "pool"}
-    assert all(record is None for _, _, record in changes)
-    assert len(changes) == 6
+    tried = Tried(*FAMILY, CreateTree("u", {"nodes_filter": "nobody"}))
+
+    def written(*commands: ConfigCommand) -> list[Any]:
+        before = tried.config
+        for command in commands:
+            tried.do(command)
+        return changed_records(before, tried.config)
+
+    assert written() == []
+    changed = written(ChangePool("t", "a", (put("weight", 2),)))
+    assert changed == [("pool", tried.pool("a").id, encode_pool("t", tried.pool("a")))]
+    changed = written(ChangeTree("t", (put("max_operation_count", 2),)))
+    assert changed == [("tree", tried.config.trees["t"].id, encode_tree(tried.config.trees["t"]))]
+    assert written(SetDefaultTree("u")) == [(*SYSTEM, {"default_tree": "u"})]
+    changed = written(RemoveTree("t", recursive=True))
+    assert {kind for kind, _, _ in changed} == {"tree", "pool"}
+    assert [record for _, _, record in changed] == [None] * 6
 
 
 def test_stored_attributes_that_are_unknown_or_reserved_by_now_stay() -> None:
@@ -614,34 +563,25 @@ def test_records_that_are_damaged(records: dict[RecordKey, dict[str, Any]], mess
 
 
 @pytest.mark.parametrize(
-    ("default", "given", "is_closed"),
+    ("default", "given", "option", "expected"),
     [
-        ({"acl_required": True}, {}, True),
-        ({"config": {"acl-required": True}}, {"weight": 1}, True),
-        ({"acl_required": True}, {"acl_required": False}, False),
-        ({"acl_required": True}, {"config": {"acl_required": False}}, False),
-        ({}, {}, False),
-        ({}, {"acl_required": True}, True),
+        ({"acl_required": True}, {}, "acl_required", True),
+        ({"config": {"acl-required": True}}, {"weight": 1}, "acl_required", True),
+        ({"acl_required": True}, {"acl_required": False}, "acl_required", False),
+        ({"acl_required": True}, {"config": {"acl_required": False}}, "acl_required", False),
+        ({}, {}, "acl_required", False),
+        ({}, {"acl_required": True}, "acl_required", True),
+        ({}, {}, "default_memory_limit", 0),
+        ({}, {"default_memory_limit": 5}, "default_memory_limit", 5),
+        ({"default_memory_limit": 7}, {}, "default_memory_limit", 7),
+        ({"default_memory_limit": 7}, {"default-memory-limit": 0}, "default_memory_limit", 0),
     ],
 )
-def test_12_4_a_further_tree_is_closed_where_the_default_one_is(default, given, is_closed):
+def test_2_4_12_4_a_further_tree_has_what_the_default_one_has_unless_it_says_so(default, given, option, expected):
     tried = Tried(CreateTree("t", {"nodes_filter": "a", **default}), SetDefaultTree("t"))
     tried.do(CreateTree("u", {"nodes_filter": "b", **given}))
     made = tried.config.trees["u"]
-    assert made.settings.acl_required is is_closed
-    assert read_tree(made.attributes) == made.settings
-
-
-@pytest.mark.parametrize(
-    ("default", "given", "limit"),
-    [({}, {}, 0), ({}, {"default_memory_limit": 5}, 5), ({"default_memory_limit": 7}, {}, 7),
-     ({"default_memory_limit": 7}, {"default-memory-limit": 0}, 0)],
-)  # fmt: skip
-def test_2_4_a_further_tree_has_the_default_memory_limit_of_the_default_one(default, given, limit):
-    tried = Tried(CreateTree("t", {"nodes_filter": "a", **default}), SetDefaultTree("t"))
-    tried.do(CreateTree("u", {"nodes_filter": "b", **given}))
-    made = tried.config.trees["u"]
-    assert made.settings.default_memory_limit == limit
+    assert getattr(made.settings, option) == expected
     assert read_tree(made.attributes) == made.settings
 
 

@@ -61,70 +61,40 @@ def test_each_step_of_a_formula_is_taken_once_for_all_nodes() -> None:
         ("!", 2, "unfinished"),
         ("(", 2, "unfinished"),
         ("(a |", 5, "unfinished"),
-        ("a & ", 5, "unfinished"),
-        ("(a", 1, "unmatched '('"),
         ("(a & (b | c)", 1, "unmatched '('"),
         ("(a & (b | c", 6, "unmatched '('"),
-        ("a)", 2, "unmatched ')'"),
-        (")", 1, "unmatched ')'"),
+        ("(" * 9999 + "a", 9999, "unmatched '('"),
         ("(a))", 4, "unmatched ')'"),
         ("a & )", 5, "unmatched ')'"),
+        ("a" + ")" * 9999, 2, "unmatched ')'"),
         ("()", 2, "unexpected token ')', expected a tag"),
         ("(a & )", 6, "unexpected token ')', expected a tag"),
         ("& a", 1, "unexpected token '&', expected a tag"),
-        ("a & | b", 5, "unexpected token '|', expected a tag"),
         ("a !b", 3, "unexpected token '!', expected '&', '|' or the end of the formula"),
         ("a (b)", 3, "unexpected token '('"),
         ("a %true", 3, "unexpected token '%true'"),
         ("a b", 3, "unexpected variable 'b', expected '&', '|' or the end of the formula"),
         ("(a b)", 4, "unexpected variable 'b', expected '&', '|' or ')'"),
         ("%true a", 7, "unexpected variable 'a'"),
-        ("in", 1, "'in' is a reserved word"),
         ("a & in", 5, "'in' is a reserved word"),
-        ("(in)", 2, "'in' is a reserved word"),
+        *(
+            (text, column, f"invalid token {token!r} in boolean formula, permitted are tags, '!', '&',")
+            for text, column, token in (
+                ("a && b", 3, "&&"), ("a &&& b", 3, "&&&"), ("12", 1, "12"), ("a & 5b", 5, "5"), ("a == b", 3, "=="),
+                ("a<b", 2, "<"), ("-a", 1, "-"), ("%maybe", 1, "%maybe"), ("%truest", 1, "%truest"), ("%", 1, "%"),
+                ("%true-1", 1, "%true"), ('"a"', 1, '"'), ("büro", 2, "ü"), ("\0", 1, "\0"), ("a\u00a0", 2, "\u00a0"),
+                ("\ud800", 1, "\ud800"), (" | ".join(["tag"] * 1000) + " = " + "b" * 1000, 5999, "="),
+            )
+        ),
     ],
-)
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
 def test_a_formula_that_is_none(text: str, column: int, words: str) -> None:
     message = refused(text)
     assert message.startswith(f"nodes_filter: column {column}: ")
     assert words in message
-    assert message.endswith(f"near {text[: column - 1]!r} <here> {text[column - 1 :]!r}")
-
-
-@pytest.mark.parametrize(
-    ("text", "column", "token"),
-    [
-        ("a && b", 3, "&&"),
-        ("a || b", 3, "||"),
-        ("a &&& b", 3, "&&&"),
-        ("12", 1, "12"),
-        ("a & 5b", 5, "5"),
-        ("a = b", 3, "="),
-        ("a == b", 3, "=="),
-        ("a<b", 2, "<"),
-        ("a + b", 3, "+"),
-        ("-a", 1, "-"),
-        ("%maybe", 1, "%maybe"),
-        ("%truest", 1, "%truest"),
-        ("%", 1, "%"),
-        ("%true-1", 1, "%true"),
-        ('"a"', 1, '"'),
-        ("büro", 2, "ü"),
-        ("\0", 1, "\0"),
-        ("a\u00a0", 2, "\u00a0"),
-        ("\ud800", 1, "\ud800"),
-    ],
-)
-def test_what_is_no_token(text: str, column: int, token: str) -> None:
-    message = refused(text)
-    assert message.startswith(f"nodes_filter: column {column}: invalid token {token!r} in boolean formula, permitted")
-    assert "tags, '!', '&', '|', '(', ')', '%true' and '%false'" in message
-
-
-def test_a_long_formula_is_quoted_around_the_place_only() -> None:
-    message = refused(" | ".join(["tag"] * 1000) + " = " + "b" * 1000)
-    assert "column 5999: invalid token '='" in message
-    assert len(message) < 300
+    before, after = text[: column - 1][-24:], text[column - 1 :][:24]
+    assert message.endswith(f"near {before!r} <here> {after!r}"), "quoted around the place only"
 
 
 def test_the_longest_formula_is_read_and_a_longer_one_refused() -> None:
@@ -148,11 +118,6 @@ def test_the_longest_formula_is_read_and_a_longer_one_refused() -> None:
 )
 def test_depth_is_no_matter(text: str, expected: bool) -> None:
     assert parse_nodes_filter(text).matches({"a"}) is expected
-
-
-def test_deep_mistakes_are_told_like_others() -> None:
-    assert "column 9999: unmatched '('" in refused("(" * 9999 + "a")
-    assert "column 2: unmatched ')'" in refused("a" + ")" * 9999)
 
 
 def test_the_tags_of_a_formula() -> None:

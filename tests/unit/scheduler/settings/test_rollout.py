@@ -119,20 +119,6 @@ def test_a_node_of_several_stages_does_the_least_of_them_and_one_of_none_is_safe
     assert find_level([None, "weight", None]) == "weight"
 
 
-def test_the_first_stage_inside_another_leaves_the_rest_of_its_group_what_the_other_says():
-    hosts = [host(number, level="weight", others="quota") for number in range(4)]
-    stage = make_stage(SetStage(nodes_filter="a", level="quota"), canary(level="weight", state="everywhere"), hosts,
-                       "u", 1.0)  # fmt: skip
-    assert (stage.previous, stage.state, len(stage.canaries)) == ("weight", "canary", 1)
-    inside = [host(number, level="quota", others="quota") for number in range(4)]
-    stage = make_stage(SetStage(nodes_filter="a", level="quota"), None, inside, "u", 1.0)
-    assert (stage.previous, stage.state) == (None, "everywhere"), "it raises none"
-    assert {each.find_level(stage.find_level(each.node_id)) for each in inside} == {"quota"}
-    less = make_stage(SetStage(nodes_filter="a", level="weight"), None, inside, "u", 1.0)
-    assert less.state == "everywhere", "less than before holds at once"
-    assert {each.find_level(less.find_level(each.node_id)) for each in inside} == {"weight"}
-
-
 def test_hosts_that_another_stage_holds_down_are_no_canaries_and_the_plan_says_so():
     hosts = [host(1, others="shadow"), host(2)]
     stage = make_stage(SetStage(nodes_filter="a", level="quota", canary_ratio=0.9), None, hosts, "u", 0.0)
@@ -174,13 +160,6 @@ def test_a_former_canary_that_is_taken_back_is_not_said_to_be_one():
         "4 hosts would go from reclaim by weight to shadow",
         "5 hosts would stay until the canary is advanced",
     )
-
-
-def test_a_plan_says_that_no_host_can_go_first():
-    hosts = [host(1, online=False)]
-    stage = make_stage(SetStage(nodes_filter="a", level="quota"), None, hosts, "u", 0.0)
-    assert (stage.state, stage.canaries) == ("canary", [])
-    assert plan_stage(stage, hosts).sentences[-1].startswith("no host can go first now")
 
 
 def test_a_plan_counts_what_would_change():
@@ -257,25 +236,6 @@ def test_what_becomes_of_a_canary(stage, rounds, actions, why):
     _, verdicts = run(canary(**stage), *rounds)
     assert [each.action for each in verdicts] == actions
     assert why in verdicts[-1].why
-
-
-def test_late_hosts_whose_heartbeats_come_less_often_than_looks_are_taken_back():
-    def at(late, second):
-        return {"n1": counts(late, at=second), "n2": counts(at=second)}
-
-    seen = [at(0.0, 0.0), at(0.0, 0.0), at(10.0, 10.0), at(10.0, 10.0), at(20.0, 20.0), at(20.0, 20.0)]
-    watch, verdicts = run(canary(budget=Budget(max_late_cores=0.4)), *seen)
-    assert [each.action for each in verdicts[:5]] == ["", "", "", "", "stop"]
-    assert (watch.checks, watch.late_cores) == (2, 0.5), "10 core-seconds of one of two hosts in 10 s"
-
-
-def test_what_takes_a_canary_back_is_said_until_it_is():
-    stage = canary()
-    watch, verdicts = run(stage, quiet(), quiet(late=9.0), quiet(late=18.0))
-    assert verdicts[-1].action == "stop"
-    for later in range(3):
-        watch, again = check(stage, quiet(late=18.0), watch, 100.0 + later)
-        assert again == verdicts[-1]
 
 
 def test_only_what_writes_limits_as_the_stage_says_proves_something():

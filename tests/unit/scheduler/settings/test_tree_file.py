@@ -66,15 +66,6 @@ def test_nothing_is_pruned_by_a_file_that_does_not_speak_of_pools(world: World) 
     assert world.state.config.trees[TREE].settings.max_operation_count == 7, "and the other way round"
 
 
-def test_a_pool_moves_by_where_it_stands_and_stays_the_same_pool(world: World) -> None:
-    before = pools_of(world)["b"].id
-    operation = world.start("b")
-    do(world, PoolTable(name="c"), PoolTable(name="b", parent="c"), PoolTable(name="a"))
-    assert (pools_of(world)["b"].id, pools_of(world)["b"].parent) == (before, "c")
-    assert world.counts("c") == (1, 1)
-    assert world.record(operation).trees[TREE].pool == "b"
-
-
 def test_a_pool_is_renamed_by_its_id_with_what_is_in_it(world: World) -> None:
     operation = world.start("b")
     (a, b, c) = tables(world)
@@ -100,15 +91,9 @@ def test_an_id_of_another_tree_is_told_and_the_name_counts(world: World) -> None
     assert pools_of(world)["a"].settings.weight == 5
 
 
-def test_the_same_again_is_nothing(world: World) -> None:
-    pools = (PoolTable(name="a", options={"weight": 3}), PoolTable(name="new"))
-    do(world, *pools)
-    again = do(world, *pools)
-    assert again.is_empty
-    # An amount that was set by its path is stored as it was computed.
-    world.set_pool("a", resource_limits__memory=5.0)
-    table = PoolTable(name="a", options={"weight": 3, "resource_limits": {"memory": 5}})
-    assert do(world, table).is_empty
+def test_an_amount_that_was_set_by_its_path_is_the_same_amount(world: World) -> None:
+    world.set_pool("c", resource_limits__memory=5.0)
+    assert do(world, PoolTable(name="c", options={"resource_limits": {"memory": 5}})).is_empty
 
 
 def test_an_option_by_another_name_is_the_same_option(world: World) -> None:

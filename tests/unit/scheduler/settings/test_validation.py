@@ -75,12 +75,6 @@ def test_2_6_1_a_guarantee_needs_the_same_kind_at_the_parent(kind: Any, path: st
     assert validate_tree(tree({"a": (ROOT_POOL, kind(cpu=9, memory=5)), "b": ("a", kind(cpu=1, memory=5))})) == []
 
 
-def test_2_6_1_another_kind_at_the_parent_does_not_count() -> None:
-    assert "resource_flow/cpu: is configured" in refused(
-        tree({"a": (ROOT_POOL, strong(cpu=9)), "b": ("a", flow(cpu=1))})
-    )
-
-
 @KINDS
 def test_2_6_2_the_sum_of_the_children_is_at_most_the_parents(kind: Any, path: str) -> None:
     pools = {"a": (ROOT_POOL, kind(cpu=10)), "b": ("a", kind(cpu=6)), "c": ("a", kind(cpu=4))}
@@ -100,10 +94,6 @@ def test_2_6_2_decimal_fractions_are_no_violation() -> None:
     assert "together, more than its 0.3" in refused(tree(pools))
 
 
-def test_2_6_3_children_of_the_root_have_neither_rule() -> None:
-    assert validate_tree(tree({"a": (ROOT_POOL, strong(cpu=1e9)), "b": (ROOT_POOL, strong(cpu=1e9))})) == []
-
-
 @pytest.mark.parametrize("guarantee_type", ["burst", "relaxed"])
 @pytest.mark.parametrize("kind", [flow, burst])
 def test_2_6_4_an_integral_pool_has_no_integral_children(guarantee_type: str, kind: Any) -> None:
@@ -114,18 +104,6 @@ def test_2_6_4_an_integral_pool_has_no_integral_children(guarantee_type: str, ki
     assert message.endswith("got cpu 1")
 
 
-def test_2_6_4_an_integral_pool_may_have_other_children() -> None:
-    parent = {**strong(cpu=5), "integral_guarantees": BURST_POOL}
-    assert validate_tree(tree({"a": (ROOT_POOL, parent), "b": ("a", strong(cpu=5)), "c": ("a", {})})) == []
-
-
-def test_2_6_5_relaxed_with_burst_guarantees() -> None:
-    assert refused(tree({"a": (ROOT_POOL, burst("relaxed", cpu=7))})) == (
-        'pool "a": integral_guarantees/burst_guarantee_resources: must be empty in a pool with guarantee_type relaxed, '
-        "which has resource_flow only; got cpu 7"
-    )
-
-
 @pytest.mark.parametrize("kind", [strong, flow, burst])
 def test_2_6_6_a_guarantee_includes_the_main_resource(kind: Any) -> None:
     message = refused(tree({"a": (ROOT_POOL, kind(memory=5, gpu=1))}))
@@ -133,37 +111,11 @@ def test_2_6_6_a_guarantee_includes_the_main_resource(kind: Any) -> None:
     assert validate_tree(tree({"a": (ROOT_POOL, kind(gpu=5))}, main_resource="gpu")) == []
 
 
-def test_2_6_6_an_explicit_zero_counts_as_configured() -> None:
-    pools = {"a": (ROOT_POOL, strong(cpu=10)), "b": ("a", strong(cpu=10, user_slots=0))}
-    assert "strong_guarantee_resources/user_slots: is configured (0), but not at its parent" in refused(tree(pools))
-    assert validate_tree(tree({"a": (ROOT_POOL, strong(cpu=0, user_slots=5))})) == []
-
-
-def test_2_6_6_the_main_resource_cannot_change_under_a_guarantee_without_it() -> None:
-    pools = {"a": (ROOT_POOL, strong(cpu=10))}
-    assert "must include the tree's main resource gpu, got cpu 10" in refused(tree(pools, main_resource="gpu"))
-
-
-def test_2_6_6_the_main_resource_is_a_resource() -> None:
-    assert refused(tree({}, main_resource="cpus")) == (
-        'pool tree "t": main_resource: must be one of user_slots, cpu, gpu, memory, network, got "cpus"; did you mean '
-        '"cpu"?'
-    )
-
-
 @pytest.mark.parametrize("kind", [strong, flow, burst])
 def test_2_6_7_a_pool_that_does_not_allow_children_guarantees(kind: Any) -> None:
     pools = {"a": (ROOT_POOL, {**kind(cpu=9), "allow_children_guarantees": False}), "b": ("a", kind(cpu=1))}
     assert 'its parent "a" does not allow children guarantees, got cpu 1' in refused(tree(pools))
     pools["b"] = ("a", {})
-    assert validate_tree(tree(pools)) == []
-
-
-def test_2_6_8_what_is_not_checked() -> None:
-    pools = {
-        "fifo": (ROOT_POOL, {**strong(cpu=1e6), "mode": "fifo"}),
-        "big": (ROOT_POOL, flow("relaxed", cpu=1e6)),
-    }
     assert validate_tree(tree(pools)) == []
 
 
@@ -266,65 +218,79 @@ def test_2_7_size_of_a_subtree() -> None:
     assert 'pool "more": the subtree of "top" would have more than 1000 pools' in refused(tree(pools))
 
 
-def test_2_7_a_fifo_pool_has_no_sub_pools() -> None:
-    message = refused(tree({"a": (ROOT_POOL, {"mode": "fifo"}), "b": ("a", {})}))
-    assert message.startswith('pool "a": has mode fifo and cannot have sub-pools, "b" would be one')
+# --- rules between options, and the rest of the above
+
+COUNTS = {"max_operation_count": 4, "max_running_operation_count": 5}
+AGGRESSIVE = {"fair_share_aggressive_starvation_timeout": 5, "fair_share_starvation_timeout": 6}
 
 
-def test_2_7_parents_come_first_and_exist() -> None:
-    assert 'pool "a": its parent "b" comes after it' in refused(tree({"a": ("b", {}), "b": (ROOT_POOL, {})}))
-    assert 'pool "a": its parent "a" comes after it' in refused(tree({"a": ("a", {})}))
-    assert refused(tree({"abc": (ROOT_POOL, {}), "a": ("abd", {})})) == (
-        'pool "a": its parent "abd" does not exist; did you mean "abc"?'
-    )
+@pytest.mark.parametrize(
+    ("pools", "options"),
+    [
+        ({"a": (ROOT_POOL, strong(cpu=1e9)), "b": (ROOT_POOL, strong(cpu=1e9))}, {}),  # 2.6.3: nothing for the root's
+        ({"a": (ROOT_POOL, {**strong(cpu=5), "integral_guarantees": BURST_POOL}), "b": ("a", strong(cpu=5)),
+          "c": ("a", {})}, {}),  # 2.6.4
+        ({"a": (ROOT_POOL, strong(gpu=5))}, {"main_resource": "gpu"}),
+        ({"a": (ROOT_POOL, strong(cpu=0, user_slots=5))}, {}),  # 2.6.6: an explicit zero counts as configured
+        ({"a": (ROOT_POOL, {**strong(cpu=1e6), "mode": "fifo"}), "b": (ROOT_POOL, flow("relaxed", cpu=1e6))}, {}),
+        ({"a": (ROOT_POOL, {**COUNTS, "max_operation_count": 5})}, {}),
+        ({"a": (ROOT_POOL, {"max_operation_count": 0})}, {}),
+        ({}, {"aggressive_preemption_satisfaction_threshold": 1}),
+        ({}, {"fair_share_aggressive_starvation_timeout": 30_000}),
+        ({"a": (ROOT_POOL, {"fair_share_aggressive_starvation_timeout": 5})}, {}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_allowed(pools: Any, options: Any) -> None:
+    assert validate_tree(tree(pools, **options)) == []
 
 
-# --- other rules between options
-
-
-def test_2_5_max_operation_count_is_at_least_that_of_running_ones() -> None:
-    both = {"max_operation_count": 4, "max_running_operation_count": 5}
-    assert refused(tree({"a": (ROOT_POOL, both)})) == (
-        'pool "a": max_operation_count: must be at least max_running_operation_count (5), got 4'
-    )
-    assert 'pool "a": ephemeral_subpool_config: max_operation_count: must be' in refused(
-        tree({"a": (ROOT_POOL, {"ephemeral_subpool_config": both})})
-    )
-    for fine in ({"max_operation_count": 5, "max_running_operation_count": 5}, {"max_operation_count": 0}):
-        assert validate_tree(tree({"a": (ROOT_POOL, fine)})) == []
-
-
-def test_2_5_ephemeral_sub_pools_and_fifo() -> None:
-    both = {"create_ephemeral_subpools": True, "mode": "fifo"}
-    assert "create_ephemeral_subpools cannot be true" in refused(tree({"a": (ROOT_POOL, both)}))
-
-
-def test_2_4_the_aggressive_threshold() -> None:
-    assert refused(tree({}, aggressive_preemption_satisfaction_threshold=1.5)) == (
-        'pool tree "t": aggressive_preemption_satisfaction_threshold: must not be above '
-        "preemption_satisfaction_threshold (1), got 1.5"
-    )
-    assert validate_tree(tree({}, aggressive_preemption_satisfaction_threshold=1)) == []
-
-
-def test_2_4_the_aggressive_timeout() -> None:
-    assert refused(tree({}, fair_share_aggressive_starvation_timeout=20_000)).endswith(
-        "must be 0 or at least fair_share_starvation_timeout (30000 ms), got 20000"
-    )
-    assert validate_tree(tree({}, fair_share_aggressive_starvation_timeout=30_000)) == []
-    own = {"fair_share_aggressive_starvation_timeout": 5, "fair_share_starvation_timeout": 6}
-    assert refused(tree({"a": (ROOT_POOL, own)})).startswith('pool "a": fair_share_aggressive_starvation_timeout: ')
-    assert validate_tree(tree({"a": (ROOT_POOL, {"fair_share_aggressive_starvation_timeout": 5})})) == []
+@pytest.mark.parametrize(
+    ("pools", "options", "sentence"),
+    [
+        ({"a": (ROOT_POOL, strong(cpu=9)), "b": ("a", flow(cpu=1))}, {},
+         'pool "b": integral_guarantees/resource_flow/cpu: is configured'),  # 2.6.1: another kind does not count
+        ({"a": (ROOT_POOL, burst("relaxed", cpu=7))}, {},
+         ('pool "a": integral_guarantees/burst_guarantee_resources: must be empty in a pool with guarantee_type '
+         "relaxed, which has resource_flow only; got cpu 7")),
+        ({"a": (ROOT_POOL, strong(cpu=10)), "b": ("a", strong(cpu=10, user_slots=0))}, {},
+         'pool "b": strong_guarantee_resources/user_slots: is configured (0), but not at its parent'),
+        ({"a": (ROOT_POOL, strong(cpu=10))}, {"main_resource": "gpu"},
+         'pool "a": strong_guarantee_resources: must include the tree\'s main resource gpu, got cpu 10'),
+        ({}, {"main_resource": "cpus"},
+         ('pool tree "t": main_resource: must be one of user_slots, cpu, gpu, memory, network, got "cpus"; did you '
+         'mean "cpu"?')),
+        ({"a": (ROOT_POOL, {"mode": "fifo"}), "b": ("a", {})}, {},
+         'pool "a": has mode fifo and cannot have sub-pools, "b" would be one'),
+        ({"a": ("b", {}), "b": (ROOT_POOL, {})}, {}, 'pool "a": its parent "b" comes after it'),
+        ({"a": ("a", {})}, {}, 'pool "a": its parent "a" comes after it'),
+        ({"abc": (ROOT_POOL, {}), "a": ("abd", {})}, {},
+         'pool "a": its parent "abd" does not exist; did you mean "abc"?'),
+        ({"a": (ROOT_POOL, COUNTS)}, {},
+         'pool "a": max_operation_count: must be at least max_running_operation_count (5), got 4'),
+        ({"a": (ROOT_POOL, {"ephemeral_subpool_config": COUNTS})}, {},
+         'pool "a": ephemeral_subpool_config: max_operation_count: must be'),
+        ({"a": (ROOT_POOL, {"create_ephemeral_subpools": True, "mode": "fifo"})}, {},
+         'pool "a": create_ephemeral_subpools cannot be true'),
+        ({}, {"aggressive_preemption_satisfaction_threshold": 1.5},
+         ('pool tree "t": aggressive_preemption_satisfaction_threshold: must not be above '
+         "preemption_satisfaction_threshold (1), got 1.5")),
+        ({}, {"fair_share_aggressive_starvation_timeout": 20_000},
+         ('pool tree "t": fair_share_aggressive_starvation_timeout: must be 0 or at least '
+         'fair_share_starvation_timeout (30000 ms), got 20000')),
+        ({"a": (ROOT_POOL, AGGRESSIVE)}, {}, 'pool "a": fair_share_aggressive_starvation_timeout: '),
+        ({}, {"nodes_filter": "a && b"}, 'pool tree "t": nodes_filter: column 3: '),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused(pools: Any, options: Any, sentence: str) -> None:
+    assert refused(tree(pools, **options)).startswith(sentence)
 
 
 @pytest.mark.parametrize(("name", "what"), [("nope", "does not exist"), ("f", "has mode fifo")])
 def test_2_4_a_wrong_default_parent_is_a_warning(name: str, what: str) -> None:
     (warning,) = validate_tree(tree({"f": (ROOT_POOL, {"mode": "fifo"})}, default_parent_pool=name))
     assert warning.startswith(f'pool tree "t": InvalidDefaultParentPool: "{name}" {what}')
-
-
-def test_2_1_the_filter_is_read() -> None:
-    assert refused(tree({}, nodes_filter="a && b")).startswith('pool tree "t": nodes_filter: column 3: ')
 
 
 def test_the_cost_of_many_pools_grows_with_their_number() -> None:
