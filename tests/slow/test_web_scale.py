@@ -217,17 +217,3 @@ def test_the_list_of_operations_is_shown_in_parts(large: SchedulerProcess, page:
     page.get_by_role("button", name="Next").click()
     page.wait_for_function(f"title => ({titles})()[0] === title", arg=expected[shown])
     assert page.evaluate(titles) == expected[shown : shown + rows.count()]
-
-
-def test_updates_go_on_while_pages_look(large: SchedulerProcess, new_page: Callable[..., Page]) -> None:
-    pages = [new_page() for _ in range(2)]
-    for page in pages:
-        open_page(large, page, "#/pools")
-    before = large.get("status")["timings"]["updates"]
-    for page in pages:
-        number = (
-            "() => Number(/update ([0-9,]+)/.exec(document.querySelector('main').textContent)[1].replaceAll(',', ''))"
-        )
-        seen = page.evaluate(number)
-        page.wait_for_function(f"seen => ({number})() > seen", arg=seen)
-    assert large.get("status")["timings"]["updates"] > before
