@@ -83,7 +83,7 @@ def test_strangers_are_in_the_audit_log_unless_they_only_ask_without_a_token(sec
     assert "127.0.0.1" in found[0]["origin"]
 
 
-def test_changes_are_told_with_the_plan_and_taken_back(scheduler: SchedulerProcess):
+def test_changes_are_told_with_the_plan_in_pages_and_as_annotations(scheduler: SchedulerProcess):
     scheduler.start()
     scheduler.create_pool("p", weight=1)
     headers = {"X-Cpumond-Plan": "2 changes, with effects on 3 pools"}
@@ -94,16 +94,6 @@ def test_changes_are_told_with_the_plan_and_taken_back(scheduler: SchedulerProce
     assert event["plan"] == headers["X-Cpumond-Plan"]
     assert event["can_undo"]
     assert event["time"].endswith("Z")
-    plan = scheduler.post("plan", {"type": "UndoChange", "number": event["number"]})
-    assert plan["accepted"]
-    assert [(each["attribute"], each["old"], each["new"]) for each in plan["changes"]] == [("weight", 2.0, 1.0)]
-    scheduler.post(f"events/{event['number']}/undo")
-    assert scheduler.get("trees/default/pools/p")["attributes"] == {"weight": 1.0}
-    again = scheduler.post("plan", {"type": "UndoChange", "number": event["number"]})
-    assert not again["accepted"]
-    assert f"took back change {event['number']}" in again["refusal"]
-    for number, status in ((999, 404), ("x", 422)):
-        assert scheduler.request("POST", f"events/{number}/undo").status_code == status
     # Older ones are asked for by number.
     numbers = [each["number"] for each in events(scheduler, "events")]
     page = scheduler.get("events?limit=2")
@@ -149,10 +139,8 @@ def test_the_commands(server: LiveScheduler, cpumond: Shell):
     assert f"change {number} is not undone, because there is no terminal to ask at; give --yes" in cpumond.err
     assert cpumond("undo", number, "--yes") == f"change {number} is undone\n"
     assert cpumond.json("pool", "show", "p")["attributes"] == {"weight": 1.0}
-    cpumond("undo", number, "--plan", code=78)
-    assert "weight is 1.0 now, not 2.0 as that change left it; since then" in cpumond.err
     cpumond("undo", number, "--yes", code=78)
-    cpumond("undo", "4711", "--plan", code=67)
+    assert "weight is 1.0 now, not 2.0 as that change left it; since then" in cpumond.err
     cpumond("undo", "4711", "--yes", code=67)
     assert "there is no change 4711" in cpumond.err
     cpumond("events", "--kind", "nonsense", code=64)

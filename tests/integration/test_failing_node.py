@@ -6,67 +6,29 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from scheduler_process import PlayedNode, SchedulerProcess
-from waiting import wait_until
+from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
 from cpumond.cluster import Cluster
 from cpumond.host.cgroup.mounts import Hierarchies
 
-CONFIG = (
-    "min_spare_job_resources_on_node = {{user_slots = 0, cpu = 0.0, memory = 0}}\n"
-    '[node_failures]\nenabled = {}\npause = "{}"\nmax_pause = "{}"\nmax_holds = 1\n'
-)
 
-
-class FailingNode(PlayedNode):
-    """All of its jobs end at once, as ``state`` has it."""
-
-    state = "completed"
-    starts = 0
-
-    def work(self) -> None:
-        for job_id in list(self.jobs):
-            self.end(job_id, self.state, start_time=1.0, finish_time=2.0)
-        self.starts += len(self.beat()["start"])
-
-
-def play(scheduler: SchedulerProcess, enabled: str = "true", pause: str = "1h") -> tuple[FailingNode, list[str]]:
-    """Two operations of 40 jobs until both have ended, while one node fails all of them; that node, and their ids."""
-    scheduler.write_config(CONFIG.format(enabled, pause, pause))
+def test_both_operations_complete_and_the_node_is_named_everywhere(scheduler: SchedulerProcess) -> None:
+    """What becomes of the node in the end is in ``tests/unit/scheduler/state/test_failing_nodes.py``."""
+    scheduler.write_config("min_spare_job_resources_on_node = {user_slots = 0, cpu = 0.0, memory = 0}\n")
     scheduler.start()
-    bad, good = FailingNode(scheduler, "bad", 4.0), FailingNode(scheduler, "good", 4.0)
-    bad.state = "failed"
+    bad, good = PlayedNode(scheduler, "bad", 4.0), PlayedNode(scheduler, "good", 4.0)
     for node in (bad, good):
         node.register()
     ids = [scheduler.start_operation("p", job_count=40) for _ in range(2)]
-    while not all(scheduler.get(f"operations/{each}")["state"] in ("completed", "failed") for each in ids):
-        good.work()
-        bad.work()
-    return bad, ids
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    made = SchedulerProcess(tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def test_both_operations_were_lost_without_it(scheduler: SchedulerProcess) -> None:
-    _, ids = play(scheduler, enabled="false")
-    found = [scheduler.get(f"operations/{each}") for each in ids]
-    assert [each["state"] for each in found] == ["failed", "failed"]
-    assert all('all 10 failures were on node "bad"' in each["error"] for each in found)
-
-
-def test_both_operations_complete_and_the_node_is_named_everywhere(scheduler: SchedulerProcess) -> None:
-    bad, ids = play(scheduler)
+    starts = 0
+    while not all(scheduler.state_of(each) in ("completed", "failed") for each in ids):
+        for node, state in ((good, "completed"), (bad, "failed")):
+            for job_id in list(node.jobs):
+                node.end(job_id, state, start_time=1.0, finish_time=2.0)
+            ordered = node.beat()["start"]
+            starts += len(ordered) if node is bad else 0
     assert [scheduler.get(f"operations/{each}")["jobs"]["completed"] for each in ids] == [40, 40]
-    assert bad.starts <= 12
+    assert starts <= 12
     (event,) = scheduler.get("events?kind=node_failing")["events"]
     assert (event["node"], "at most 1 may be" in event["text"]) == ("bad", True)
     alerts = scheduler.get("alerts")["alerts"]
@@ -77,7 +39,7 @@ def test_both_operations_complete_and_the_node_is_named_everywhere(scheduler: Sc
     assert 'cpumond_tree_held_off_nodes{tree="default"} 1.0' in scheduler.request("GET", "/metrics").text
 
     def cpumond(*words: str) -> str:
-        return run_command([*words, "--scheduler", scheduler.url]).stdout
+        return run_command([*words, "--scheduler", scheduler.url], clean_environment()).stdout
 
     assert "bad   default  held off for " in cpumond("node", "list")
     assert told in cpumond("node", "show", "bad")
@@ -86,25 +48,6 @@ def test_both_operations_complete_and_the_node_is_named_everywhere(scheduler: Sc
     assert told in why
     cpumond("node", "uncordon", "bad", "--why", "mended")
     assert scheduler.get("nodes/bad")["held_until"] is None
-
-
-def test_the_node_is_cordoned_in_the_end_and_a_restart_keeps_that(scheduler: SchedulerProcess) -> None:
-    bad, _ = play(scheduler, pause="1s")
-    for _ in range(2):
-        scheduler.start_operation("p", job_count=40)
-
-    def is_cordoned() -> bool:
-        bad.work()
-        return scheduler.get("nodes/bad")["cordon"] is not None
-
-    wait_until(is_cordoned, "it is cordoned")
-    (command,) = scheduler.get("audit?kind=command&node=bad")["events"]
-    assert command["user"] == "cpumond:node-failures"
-    scheduler.kill()
-    scheduler.start()
-    assert scheduler.get("nodes/bad")["cordon"]["why"].startswith("held off 1 time, and again")
-    (alert,) = [each for each in scheduler.get("alerts")["alerts"] if each["code"] == "node_failing"]
-    assert alert["severity"] == "error"
 
 
 @pytest.mark.cgroup

@@ -73,20 +73,6 @@ def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_pa
     assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
 
 
-def test_a_failed_job_suspends_its_operation_until_it_is_resumed(loop: Loop, tmp_path: Path) -> None:
-    """SUSP-1."""
-    ran = tmp_path / "ran"
-    operation = start(loop, f"echo 1 >> {ran}; exit 1", "suspend_on_job_failure=%true;max_failed_job_count=3")
-    for failed in (1, 2):
-        loop.wait(lambda: get(loop, operation, "suspended")["suspended"], "it is suspended", WAIT_S)
-        assert (count_jobs(loop, operation), len(lines(ran))) == ({"failed": failed}, failed)
-        loop.yt("resume-op", operation)
-    loop.await_state(operation, "failed")
-    error = get(loop, operation, "result")["result"]["error"]
-    assert (error["code"], error["message"]) == (215, "Failed jobs limit exceeded")
-    assert error["attributes"] == {"max_failed_job_count": 3}
-
-
 def test_a_job_that_runs_for_too_long(loop: Loop) -> None:
     """TIME-1."""
     operation = start(loop, "sleep 1000", "max_failed_job_count=1", job_time_limit=1500)

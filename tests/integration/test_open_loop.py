@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import socketserver
 import struct
 import subprocess
@@ -104,15 +103,3 @@ def test_an_error_and_a_lost_connection_are_failures_and_later_requests_go_on(pr
     with serve({b"bad": parts, b"good": [good]}) as port:
         bad, after = run(program, tmp_path, port, protocol, [b"", b"bad", b"good"], [0.0, 0.0])
     assert bad < 0.0 < after
-
-
-def test_each_connection_is_greeted_first(program, tmp_path):
-    with serve({b"hello": [READY], b"?": [READY]}) as port:
-        assert min(run(program, tmp_path, port, "postgresql", [b"hello", b"?"], [0.0] * 4, links=2)) > 0.0
-
-
-def test_a_server_that_is_not_there_is_an_error(program, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        with pytest.raises(subprocess.CalledProcessError):
-            run(program, tmp_path, taken.getsockname()[1], "http", [b"", b"?"], [0.0])

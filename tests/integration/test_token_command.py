@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 from commands import run_command
-from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
+from scheduler_process import SchedulerProcess, clean_environment
 from test_access_by_token import start_with_tokens
 
 
@@ -80,20 +80,3 @@ def test_the_exit_code_says_why_a_token_is_not_made_or_revoked(scheduler: Schedu
     assert status == 422
     assert "access lists use it as a special word" in text
     assert len(scheduler.get("tokens")["tokens"]) == 2
-
-
-def test_a_token_for_a_node(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "admin")
-    arguments = ("token", "create", "rack1", "--role", "node", "--node-pattern", "n1", "--json")
-    made = json.loads(run(scheduler, "admin", *arguments).stdout)
-    assert (made["role"], made["expires_at"]) == ("node", None)
-    scheduler.use_token(made["token"])
-    node = PlayedNode(scheduler, "n1")
-    node.register()
-    assert node.send().status_code == 200
-    assert PlayedNode(scheduler, "n2").send().status_code == 403
-    run(scheduler, "admin", "token", "revoke", made["id"])
-    scheduler.use_token(made["token"])
-    answer = node.send()
-    assert answer.status_code == 401
-    assert f"the token {made['id']} was revoked" in answer.text
