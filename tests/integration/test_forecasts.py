@@ -123,29 +123,6 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
-def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path) -> None:
-    sleeper = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
-    wait_until(lambda: site.show(sleeper)["jobs"]["active"] == 2)
-    pending = site.start()
-    text = site.run("pool", "plan", "p", "max_running_operation_count=1", "--simulate")
-    assert text
-    file = tmp_path / "tree.toml"
-    file.write_text(site.run("tree", "export", "default"))
-    assert "nothing would change" in site.run("tree", "plan", str(file), "--simulate")
-    node = site.ask("node", "list")["nodes"][0]["id"]
-    drained = site.run("node", "drain", node, "--plan")
-    assert "2 jobs would be stopped" in drained
-    assert site.ask("node", "show", node)["cordon"] is None
-    for each in (sleeper, pending):
-        site.run("operation", "abort", each)
-    site.run("operation", "wait", sleeper, pending, code=2)
-
-
-def test_what_is_refused_is_refused_when_it_is_simulated(site: Site) -> None:
-    site.run("operation", "simulate", "--pool", "p", "--weight", "-1", "--", "true", code=78)
-    site.run("operation", "when", "ffffffff-1-1-1", code=67)
-
-
 def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
     scheduler = psutil.Process(site.cluster.scheduler.pid)
     seen: dict[int, psutil.Process] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from postgresql import Wire, make_schema, run_sql
+from postgresql import Wire, run_sql
 from waiting import PATIENCE, wait_until
 
 from cpumond.cluster.postgresql import PostgresServer
@@ -295,16 +295,6 @@ def test_who_does_not_lead_neither_adds_to_the_log_nor_cuts_it(database: str) ->
                 assert [entry.value for _, entry in new.read_log()] == [b"3", b"2", b"1"]
 
 
-def test_a_reader_whose_session_was_ended_reads_again(wire: Wire, behind_wire: str) -> None:
-    with contextlib.closing(AloneStore(behind_wire)) as store:
-        store.write([], [Entry(1.0, (), b"1")])
-        assert len(store.read_log()) == 1
-        wire.break_all()
-        with pytest.raises(StoreError, match="cannot read the log"):
-            store.read_log()
-        assert len(store.read_log()) == 1
-
-
 # ---- versions
 
 
@@ -322,21 +312,6 @@ def break_half_way(connection: Connection) -> None:
 
 
 NEWER = (*MIGRATIONS, add_colour)
-
-
-def test_an_older_schema_is_kept_and_migrated_and_a_newer_one_refused(database: str) -> None:
-    with contextlib.closing(AloneStore(database)) as store:
-        store.write([Change("k", "a", b"1")])
-    for _ in range(2):
-        with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
-            assert content(store)["a"] == b"1"
-            store.write([Change("k", "b", b"2")])
-    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(3,)]
-    assert run_sql(database, "SELECT key, value FROM cpumond_records_v2") == [(b"a", b"1")]
-    with pytest.raises(StoreError, match=r"newer cpumond \(schema 3, this one reads up to 2\).*cpumond_records_v2"):
-        AloneStore(database)
-    with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
-        assert content(store) == {"a": b"1", "b": b"2"}
 
 
 def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(database: str) -> None:
@@ -464,17 +439,6 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
                 ("idle_session_timeout", "0"),
             ):
                 assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
-
-
-def test_schedulers_in_two_schemas_of_a_database_do_not_meet(postgresql: PostgresServer) -> None:
-    with (
-        contextlib.closing(AloneStore(make_schema(postgresql))) as one,
-        contextlib.closing(AloneStore(make_schema(postgresql))) as two,
-    ):
-        one.write([Change("k", "a", b"1")])
-        two.write([Change("k", "b", b"2")])
-        assert content(one) == {"a": b"1"}
-        assert content(two) == {"b": b"2"}
 
 
 # ---- copies

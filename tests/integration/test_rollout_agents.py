@@ -99,29 +99,3 @@ def test_prometheus_finds_the_agents_by_the_scheduler(cluster, tmp_path):
         assert {row[0]["node"] for row in rows} == {node.node_id for node in cluster.nodes}
     finally:
         server.stop()
-
-
-def test_the_host_tells_where_its_mode_comes_from_and_its_own_configuration_is_the_bound(cluster):
-    done = cluster.run("rollout", "set", "%true", "up-only", "--canary", "1")
-    assert done.returncode == 0, done.stderr
-    await_levels(cluster, {node.node_id: "up-only" for node in cluster.nodes})
-    [node, *_] = cluster.nodes
-
-    def link() -> Any:
-        return node.get("/v1/status")["scheduler"]
-
-    assert link()["level"] == "up-only"
-    # The scheduler away, the agent does what it was told last.
-    cluster.scheduler.pause()
-    try:
-        cluster.wait(lambda: link()["stats"]["last_error"], "no answer comes", WAIT_S)
-        assert link()["level"] == "up-only"
-    finally:
-        cluster.scheduler.resume()
-    # The stage outlives the scheduler.
-    cluster.scheduler.kill()
-    cluster.scheduler.start()
-    await_levels(cluster, {node.node_id: "up-only" for node in cluster.nodes})
-    assert node.log_events("level_told")[-1]["told"] == "up-only"
-    assert cluster.run("rollout", "remove", "%true").returncode == 0
-    await_levels(cluster, {node.node_id: "shadow" for node in cluster.nodes})

@@ -27,9 +27,6 @@ MAX_WAIT_S = 3.0
 MAX_WAIT_OF_THOUSANDS_S = 10.0
 HONEST_NODE = Path(__file__).with_name("honest_node.py")
 ATTACK_S = 1.5
-TASK = b'"tasks":{"t":{"job_count":1,"command":"true"}}'
-
-
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
     process = SchedulerProcess(tmp_path_factory.mktemp("load"))
@@ -123,17 +120,6 @@ def test_pipelined_requests_take_no_memory(scheduler: SchedulerProcess, request_
             assert send_for(connections, request_bytes * pieces, ATTACK_S / 2, reads)
 
 
-def test_a_few_pipelined_requests_are_answered_in_order(scheduler: SchedulerProcess) -> None:
-    paths = [f"/api/v1/trees/none-{number}" for number in range(MAX_PIPELINED)]
-    with connect(scheduler) as client:
-        client.sendall(b"".join(head("GET", path) for path in paths))
-        received = b""
-        while received.count(b"HTTP/1.1 ") < len(paths) or b"none-15" not in received.rpartition(b"HTTP/1.1 ")[2]:
-            received += client.recv(65536)
-    places = [received.index(path.rpartition("/")[2].encode()) for path in paths]
-    assert places == sorted(places)
-
-
 def test_too_many_pipelined_requests_are_refused_after_those_before(scheduler: SchedulerProcess) -> None:
     with connect(scheduler) as client:
         client.sendall(head("GET", "/ping") * (MAX_PIPELINED + 20))
@@ -196,28 +182,6 @@ def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> N
         send_for(connections, head("GET", "/api/v1/openapi.json") * 10, ATTACK_S)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "headers"),
-    [
-        ("/api/v1/operations", b'{"spec":{"annotations":[' + b"[]," * (MIB // 3 - 100) + b"[]]," + TASK + b"}}", {}),
-        (
-            "/api/v4/start_operation",
-            b"{operation_type=vanilla;spec={annotations=[" + b"{a={};};" * (MIB // 8 - 100) + b"]}}",
-            {"X-YT-Header-Format": "yson"},
-        ),
-    ],
-    ids=["json lists", "yson maps"],
-)
-def test_a_body_of_too_many_values_is_refused(
-    scheduler: SchedulerProcess, path: str, body: bytes, headers: dict[str, str], request: pytest.FixtureRequest
-) -> None:
-    with honest(scheduler, request.node.callspec.id.replace(" ", "-")), scheduler.new_client() as client:
-        for _ in range(4):
-            answer = client.post(path, content=body, headers=headers)
-            assert answer.status_code in (400, 413)
-            assert "20000" in answer.text
-
-
 def test_a_body_that_is_too_large_is_refused_with_a_sentence(scheduler: SchedulerProcess) -> None:
     """Also to a client that first sends everything."""
     for body in (b"a" * (MIB + 1), b"a" * (16 * MIB)):
@@ -233,38 +197,6 @@ def test_a_heartbeat_of_thousands_of_jobs_is_taken(scheduler: SchedulerProcess) 
     node.jobs = {f"job-{number}": {**job, "job_id": f"job-{number}"} for number in range(5000)}
     assert len(json.dumps(list(node.jobs.values()))) > 2 * MIB
     node.beat()
-
-
-def test_specifications_are_bounded_per_user(tmp_path: Path) -> None:
-    process = SchedulerProcess(tmp_path)
-    process.write_config("max_specification_memory = 1048576\n")
-    try:
-        process.start()
-        note = "n" * 100_000
-        answers = []
-        for _ in range(7):
-            spec = {"pool": "p", "x_note": note, "tasks": {"t": {"job_count": 1, "command": "true"}}}
-            answers.append(process.request("POST", "operations", {"spec": spec}))
-        assert [answer.status_code for answer in answers] == [201] * 5 + [409] * 2
-        assert "the operations of user 'root' take" in answers[-1].json()["error"]
-        operation = answers[0].json()["id"]
-        process.post(f"operations/{operation}/abort")
-        assert process.request("POST", "operations", {"spec": spec}).status_code == 201, "there is room again"
-        # It is known again after a restart.
-        process.kill()
-        process.start()
-        assert process.request("POST", "operations", {"spec": spec}).status_code == 409
-    finally:
-        process.close()
-
-
-def test_fake_nodes_keep_few_names(scheduler: SchedulerProcess) -> None:
-    node = PlayedNode(scheduler, "tagged", tags=["t" * 200] * 100)
-    answer = scheduler.request(
-        "POST", "nodes", {"node_id": node.id, "incarnation": "i", "resources": node.resources, "tags": node.tags}
-    )
-    assert answer.status_code == 422
-    assert "at most 100 tags" in answer.json()["error"]
 
 
 def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerProcess) -> None:

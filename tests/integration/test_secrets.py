@@ -13,7 +13,6 @@ import os
 import secrets
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,18 +205,3 @@ def test_a_secret_is_in_the_environment_of_its_job_and_nowhere_else(
     assert "completed" in said
     assert (count_vaults(site), find_files(site)) == (0, [])
     assert find_answers(site, operation, job["id"], has_ended=True) == []
-
-
-def test_a_refusal_is_told_without_the_secret(site: Site) -> None:
-    """VAULT-3: the client itself prints what it sent, without the values; its arguments, too."""
-    script = """
-import os, yt.wrapper
-spec = {"pool": "p", "secure_vault": {"a-b": os.environ["SECRET"]}}
-client = yt.wrapper.YtClient(os.environ["YT_PROXY"], token=os.environ["YT_TOKEN"])
-builder = yt.wrapper.VanillaSpecBuilder().begin_task("main").command("true").job_count(1).end_task().spec(spec)
-client.run_operation(builder)
-"""
-    said = site.run_client([sys.executable, "-c", script], SECRET=VALUE).communicate(timeout=WAIT_S)[0]
-    assert "key 1 of 1 is no name of a variable" in said
-    assert VALUE not in said
-    assert find_files(site) == []
