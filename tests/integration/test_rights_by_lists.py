@@ -54,8 +54,8 @@ ACTS: dict[str, Act] = {
     "show a token that was revoked": Act("POST", "operations/{op}/abort", None, (("authorization", "Bearer revoked"),)),
     "environment by yt": Act("POST", "/api/v4/get_operation", {"operation_id": "{op}", "attributes": ["full_spec"]}),
 }
-"""Tried by ben of team blue against team red: one of each kind. ``test_access_table.py`` has each request that there is,
-``tests/unit/scheduler/access`` what each needs."""
+"""Tried by ben of team blue against team red: one of each kind. ``test_access_table.py`` has each request that there
+is, ``tests/unit/scheduler/access`` what each needs."""
 
 
 class Site:
