@@ -39,7 +39,7 @@ from cpumond.scheduler.answers.drain import DrainPlan
 from cpumond.scheduler.answers.idle import IdleReport
 from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.answers.plan import ChangePlan
-from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.model import HistoryView, NodeMap, ReportView
 from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.history.waste import WasteView
 from cpumond.scheduler.model.forecast import Forecast, Progress
@@ -380,6 +380,10 @@ ENDPOINTS: Final = (
     _get(
         _TREE + "/trends", "list_trends", "Recent trend of the CPU that pools may use, for many pools at once",
         history.list_trends, glance_views.PoolTrends, "`read`", query=carried.TrendsQuery, refusals=_ASK_NODE,
+    ),
+    _get(
+        "/node_map", "read_node_map", "Use of all nodes at moments of the last day", history.read_node_map, NodeMap,
+        query=carried.NodeMapQuery, refusals=_ASK_NODE, cost=per(nodes=10),
     ),
     _get(
         "/operation_groups", "group_operations", "Numbers of waiting operations by cause", operations.group_operations,

@@ -255,6 +255,7 @@ CASES: dict[str, Make] = {
         for verb in ("advance", "stop", "remove")
     },
     "GET /api/v1/trees/{tree}/trends": lambda *_: _api("GET", "trees/default/trends", pools=POOL),
+    "GET /api/v1/node_map": lambda *_: _api("GET", "node_map"),
     "GET /api/v1/history": lambda *_: _api("GET", "history", kind="pool", name=POOL),
     "GET /api/v1/can": lambda *_: _api("GET", "can", action="use", object=POOL),
     "POST /api/v1/tokens": lambda *_: _api("POST", "tokens", {}),

@@ -27,6 +27,8 @@ MAX_WAIT_S = 3.0
 MAX_WAIT_OF_THOUSANDS_S = 10.0
 HONEST_NODE = Path(__file__).with_name("honest_node.py")
 ATTACK_S = 1.5
+
+
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
     process = SchedulerProcess(tmp_path_factory.mktemp("load"))

@@ -353,3 +353,28 @@ def test_a_node_that_is_silent_and_back_is_marked(page, site):
     await_event("node_returned")
     site.open(page, "#/")
     expect(page.locator('.mark[aria-label*="is back after"]').first).to_be_visible()
+
+
+def test_the_map_of_nodes_replays_what_the_history_has(page, site):
+    site.open(page, "#/nodes")
+    page.get_by_role("button", name="Replay 24 hours").click()
+    slider = page.get_by_role("slider", name="Moment of the replay")
+    expect(slider).to_be_visible()
+    expect(page.get_by_text(re.compile(r"\d\d:\d\d:\d\d: [\d.<\s]+ core-hours used twice so far$"))).to_be_visible()
+    slider.fill("95")
+    asked = "/api/v1/node_map?measure="
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    board = page.get_by_role("application", name=re.compile("^Nodes"))
+    for name, measure in (("Requested", "ordered"), ("Used", "used")):
+        with page.expect_response(lambda answer, measure=measure: answer.url.endswith(measure)) as answered:
+            page.get_by_role("button", name=name, exact=True).first.click()
+        answer = answered.value.json()
+        assert [answer["nodes"], len(answer["times"])] == [site.cluster.get(f"{asked}{measure}")["nodes"], 96]
+        board.focus()
+        percent = answer["percents"][-1][0]
+        expect(page.locator(".heat-told")).to_have_text(re.compile(f"{name.lower()} .* cores, {percent} %$"))
+    page.get_by_role("button", name="Back to now").click()
+    board.focus()
+    board.focus()
+    expect(page.locator(".heat-told")).to_have_text(re.compile(r"\d+ jobs$"))
+    expect(slider).to_have_count(0)

@@ -12,7 +12,7 @@ from cpumond.api.json import requests, rights
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.access.required import check_operation
-from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.model import HistoryView, NodeMap, ReportView
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.history.waste import WasteView
@@ -36,6 +36,14 @@ async def list_trends(call: Call) -> PoolTrends:
     until = call.now
     since, found = await _history_of(call.scheduler).trends(tree.name, names, query.since_s, until, query.count)
     return PoolTrends(tree.name, since, (until - since) / query.count, found)
+
+
+async def read_node_map(call: Call) -> NodeMap:
+    query: requests.NodeMapQuery = call.query
+    nodes = sorted(node.id for node in call.state.nodes.values() if query.tree in ("", node.tree))
+    return await _history_of(call.scheduler).node_map(
+        nodes, query.measure, call.now - query.since_s, call.now, query.count
+    )
 
 
 def list_preemption_groups(call: Call) -> PreemptionGroups:

@@ -440,6 +440,16 @@ class TrendsQuery(Query, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=120)] = 30
 
 
+class NodeMapQuery(Query, frozen=True):
+    """``measure``: the one whose ratio to the capacity is returned. ``count``: maximum number of moments, in equal
+    distances over the last ``since_s`` seconds."""
+
+    tree: _Text = ""
+    measure: Literal["used", "ordered", "reclaimed"] = "used"
+    since_s: Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)] = 86_400.0
+    count: Annotated[int, msgspec.Meta(ge=1, le=288)] = 96
+
+
 class GroupsQuery(Query, frozen=True):
     """Filters, as in the list of operations."""
 

@@ -79,6 +79,21 @@ class HistoryView(msgspec.Struct, frozen=True):
     columns: dict[str, list[float | None]]
 
 
+class NodeMap(msgspec.Struct, frozen=True):
+    """Nodes at moments of the past, oldest first.
+
+    ``times``: the moments. ``percents``: for each of them a value per node, in the order of ``nodes``: the measure
+    relative to the node's capacity at that time, null where unknown. ``twice_core_hours``: CPU used twice from the
+    beginning to each moment, which is what the jobs of the nodes requested beyond the nodes' capacity.
+    """
+
+    measure: str
+    nodes: list[str]
+    times: list[float]
+    percents: list[list[int | None]]
+    twice_core_hours: list[float]
+
+
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """Core-hours of a pool, an operation or a user. ``late``: the part of ``throttled`` while the limit was lowered.
     ``points``: their number. ``lost``: by preemptions (6.9), counted in the pool where they happened and those above;

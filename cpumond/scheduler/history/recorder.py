@@ -22,7 +22,16 @@ import structlog
 
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import DAY_S, POINTS_S, HistoryStatus, HistoryView, Key, ReportView, kind_number
+from cpumond.scheduler.history.model import (
+    DAY_S,
+    POINTS_S,
+    HistoryStatus,
+    HistoryView,
+    Key,
+    NodeMap,
+    ReportView,
+    kind_number,
+)
 from cpumond.scheduler.history.report import list_pools, make_report
 from cpumond.scheduler.history.savings import WEEK_S, SavingsView, list_arms, list_weeks, make_savings, monday_before
 from cpumond.scheduler.history.store import HistoryStore
@@ -40,6 +49,8 @@ covers this time as well."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, highest priority first."""
+MAX_NODE_MOMENTS: Final = 300_000
+"""Maximum number of values in a map of nodes over time."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
 """Maximum number of reads that wait, without the running one; equal reads count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
@@ -136,6 +147,14 @@ class HistoryRecorder:
         """Return ``HistoryStore.read_trends``; raises the same errors as ``read``."""
         asked = ("trends", tree, tuple(pools), since_s, self._round(now), count)
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
+
+    async def node_map(self, nodes: Sequence[str], measure: str, since: float, now: float, count: int) -> NodeMap:
+        """Return ``HistoryStore.read_node_map``, with fewer moments for many nodes; raises the same errors as
+        ``read``."""
+        count = max(min(count, MAX_NODE_MOMENTS // max(len(nodes), 1)), 1)
+        asked = ("node map", tuple(nodes), measure, self._round(since), self._round(now), count)
+        work = partial(self._store.read_node_map, nodes, measure, since, now, count)
+        return await self._share(REPORT, asked, work)
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
         """Return core-hours of pools and operations between two moments (scheduler time), from the points that end

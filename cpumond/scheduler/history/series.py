@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from operator import mul, sub
+from typing import Final
 
 from cpumond.scheduler.history.model import (
     COLUMNS,
     DAY_S,
     HAS_RATES,
+    HOUR_S,
     KINDS,
     LIMIT_COLUMNS,
+    NODE,
     NOT_KNOWN,
     OPERATION,
     POOL,
@@ -27,10 +30,13 @@ from cpumond.scheduler.history.model import (
     Amounts,
     HistoryView,
     Key,
+    NodeMap,
     Points,
     Series,
     Tick,
 )
+
+_NO_POINT: Final = (0.0,) * WIDTHS[NODE]
 
 
 def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
@@ -217,6 +223,27 @@ def mean_of_parts(points: Points, column: int, since: float, until: float, count
             sums[part] += value * interval_s
             lengths_s[part] += interval_s
     return [round(total / length_s, 3) if length_s else None for total, length_s in zip(sums, lengths_s, strict=True)]
+
+
+def make_node_map(
+    nodes: Collection[str], measure: str, moments: Iterable[tuple[float, Mapping[str, Sequence[float]]]], step_s: float
+) -> NodeMap:
+    """Return the map of nodes at moments ``step_s`` apart. ``moments``: for each, node -> values of a point."""
+    percents: list[list[int | None]] = []
+    times: list[float] = []
+    twice: list[float] = []
+    total = 0.0
+    for moment, found in moments:
+        row: list[int | None] = []
+        for name in nodes:
+            capacity, ordered, limit, used, _ = found.get(name, _NO_POINT)
+            cores = {"used": used, "ordered": ordered, "reclaimed": max(ordered - limit, 0.0)}[measure]
+            row.append(round(100.0 * cores / capacity) if capacity > 0.0 else None)
+            total += max(ordered - capacity, 0.0) * step_s / HOUR_S
+        times.append(round(moment, 3))
+        percents.append(row)
+        twice.append(round(total, 3))
+    return NodeMap(measure, list(nodes), times, percents, twice)
 
 
 def make_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:

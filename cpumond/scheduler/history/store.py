@@ -16,6 +16,7 @@ import math
 import sqlite3
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -38,12 +39,15 @@ from cpumond.scheduler.history.model import (
     DAY_S,
     HAS_RATES,
     KINDS,
+    NODE,
     OPERATION,
     POINTS_S,
     POOL,
+    WIDTHS,
     Amounts,
     HistoryView,
     Key,
+    NodeMap,
     PeriodTotals,
     Points,
     Tick,
@@ -54,6 +58,7 @@ from cpumond.scheduler.history.series import (
     combine,
     gather,
     make_days,
+    make_node_map,
     make_view,
     mean_of_parts,
     places,
@@ -66,7 +71,7 @@ from cpumond.scheduler.store.sqlite import transaction
 CHUNK_TICKS: Final = 30
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
-"""Pause of the thread after each PAUSE_SERIES series of a new chunk: the event loop's thread needs its turns."""
+"""Pause of the thread after each PAUSE_SERIES series: the event loop's thread needs its turns."""
 ROW_BYTES: Final = 100
 """Approximate bytes of a row without its points."""
 MEMORY_TICKS: Final = 120
@@ -333,6 +338,42 @@ class HistoryStore:
         return since, {
             name: mean_of_parts(each, column, since, until, count) for name, each in points.items() if len(each)
         }
+
+    def read_node_map(self, nodes: Collection[str], measure: str, since: float, until: float, count: int) -> NodeMap:
+        """Return a measure of nodes at the ends of ``count`` equal parts of (since, until], or of the part of it that
+        has points."""
+        until = min(
+            until,
+            max((*(chunk.end for chunk in self._chunks.values()), *(tick.at for tick in self._ticks)), default=0.0),
+        )
+        since = max(since, self._first_point() or until)
+        step_s = (until - since) / count
+        moments = [until - step_s * number for number in reversed(range(count))] if step_s > 0.0 else []
+        found = self.file.read(lambda: self._read_stored_moments(moments)) or {}
+        for tick in self._ticks:
+            inside = [moment for moment in moments if tick.at - tick.interval_s < moment <= tick.at]
+            if inside:
+                values, width = values_of(tick, NODE), WIDTHS[NODE]
+                places = zip(tick.names[NODE], range(0, len(values), width), strict=True)
+                rows = {name: values[at : at + width] for (_, name), at in places}
+                found.update(dict.fromkeys(inside, rows))
+        return make_node_map(nodes, measure, [(moment, found.get(moment, {})) for moment in moments], step_s)
+
+    def _read_stored_moments(self, moments: Sequence[float]) -> dict[float, dict[str, array[float]]]:
+        found: dict[float, dict[str, array[float]]] = {}
+        for chunk in self._chunks.values():
+            points = {moment: bisect_left(chunk.ends, moment) for moment in moments if moment <= chunk.end}
+            inside = {at: its for at, its in points.items() if chunk.ends[its] - chunk.intervals[its] < at}
+            if not inside:
+                continue
+            rows = self.file.db.execute("SELECT name, data FROM points WHERE chunk = ? AND kind = ?", (chunk.id, NODE))
+            for number, (name, data) in enumerate(rows, 1):
+                if number % PAUSE_SERIES == 0:
+                    time.sleep(PAUSE_S)
+                columns = unpack(data, NODE, chunk)
+                for moment, point in inside.items():
+                    found.setdefault(moment, {})[name] = array("f", [column[point] for column in columns])
+        return found
 
     # ---- summing up
 

@@ -2,6 +2,7 @@
 
 import { h, island, morph, visible } from "./dom.js";
 import { cores, percent } from "./format.js";
+import { replayControls, replayed } from "./replay.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { choiceButtons } from "./table.js";
 
@@ -26,10 +27,12 @@ const FAMILY = /^([a-z][a-z_]*)[-:=./_]?(.+)$/i;
 const MOST_GROUPS = 60;
 
 const measureOf = (query) => (Object.hasOwn(MEASURES, query.get("heat")) ? query.get("heat") : "used");
-const ratioOf = (node, measure) => (node.capacity.cpu ? MEASURES[measure][1](node) / node.capacity.cpu : 0);
+const coresOf = (node, measure) => (node.past === undefined ? MEASURES[measure][1](node) : (node.past ?? 0) * (node.capacity.cpu ?? 0));
+const ratioOf = (node, measure) => (node.capacity.cpu ? coresOf(node, measure) / node.capacity.cpu : 0);
 
 // What stands in a square besides its colour: of a node that is not as it should be.
 function signOf(node) {
+  if (node.past !== undefined) return node.past === null ? ["?", "not known"] : ["", ""];
   if (node.lost_at !== null) return ["✕", "lost"];
   if (!node.is_online) return ["✕", "silent"];
   if (node.overcommitted_s !== null) return ["!", "overcommitted"];
@@ -74,7 +77,8 @@ export function heatMap(nodes, app) {
       choices.length ? h("label.tree-selector", h("span", "by"), " ", h("select", { "aria-label": "Group the nodes by", value: by, onchange: (event) => choose({ by: event.target.value || null }) },
         h("option", { value: "" }, "name"), choices.map(([name, text]) => h("option", { key: name, value: name }, text)))) : null,
       scale()),
-    island(KIND, "heat-map", { nodes, measure, groupOf }));
+    replayControls(query.get("tree"), measure, app),
+    island(KIND, "heat-map", { nodes: replayed(nodes, app), measure, groupOf }));
 }
 
 const scale = () => h("span.heat-scale", h("span", "0 %"), Array.from({ length: STEPS + 1 }, (_, step) =>
@@ -212,7 +216,7 @@ function shorten(pen, name, width) {
 
 function sum(nodes, measure) {
   const all = nodes.reduce((total, each) => total + (each.capacity.cpu ?? 0), 0);
-  return all ? nodes.reduce((total, each) => total + MEASURES[measure][1](each), 0) / all : 0;
+  return all ? nodes.reduce((total, each) => total + coresOf(each, measure), 0) / all : 0;
 }
 
 function drawRing(node) {
@@ -245,10 +249,10 @@ function tell(node, index) {
 }
 
 function describe({ node, group }, measure) {
-  const [word, value] = MEASURES[measure];
+  const [word] = MEASURES[measure];
   const [, state] = signOf(node);
-  return [node.id, `${word.toLowerCase()} ${cores(value(node))} of ${cores(node.capacity.cpu ?? 0)} cores, ${percent(ratioOf(node, measure))}`,
-    `${node.job_count} jobs`, state, group].filter(Boolean).join(" · ");
+  return [node.id, `${word.toLowerCase()} ${cores(coresOf(node, measure))} of ${cores(node.capacity.cpu ?? 0)} cores, ${percent(ratioOf(node, measure))}`,
+    node.past === undefined && `${node.job_count} jobs`, state, group].filter(Boolean).join(" · ");
 }
 
 function open(node, index) {

@@ -592,3 +592,23 @@ def test_any_tree_is_all_trees(path):
     assert set(store.read(Key(OPERATION, "", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {2.0}
     assert set(store.read(Key(OPERATION, "u", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {1.0}
     assert list(store.sum_points(0.0, tape.at, "u", 10).totals) == [Key(OPERATION, "u", "o")]
+
+
+def test_nodes_at_moments_are_read_from_the_file_and_from_memory(tmp_path):
+    store, tape = open_store(tmp_path / "history"), Tape()
+    for number in range(CHUNK_TICKS + 10):
+        # Each second tick the jobs request more than the node has.
+        busy = row(NODE, capacity_cores=8.0, ordered_cores=6.0 + 4.0 * (number % 2), limit_cores=5.0, used_cores=2.0)
+        later = {Key(NODE, "", "late"): row(NODE, capacity_cores=4.0, used_cores=4.0)} if number > CHUNK_TICKS else {}
+        store.add(tape.tick({Key(NODE, "", "n"): busy, **later}))
+    length_s = (CHUNK_TICKS + 10) * PERIOD_S
+    found = store.read_node_map(["n", "late"], "reclaimed", START - length_s, tape.at + PERIOD_S, CHUNK_TICKS + 10)
+    assert found.times == [START + PERIOD_S * number for number in range(1, CHUNK_TICKS + 11)]
+    assert [percents[0] for percents in found.percents] == [round(12.5), round(62.5)] * (CHUNK_TICKS // 2 + 5)
+    used = store.read_node_map(["n", "late"], "used", tape.at - 12 * PERIOD_S, tape.at, 4)
+    assert used.percents == [[25, None], [25, 100], [25, 100], [25, 100]]
+    assert found.twice_core_hours[-1] == pytest.approx(2.0 * length_s / 2 / 3600, abs=1e-3)
+
+
+def test_a_map_of_nodes_without_points_has_no_moments(tmp_path):
+    assert open_store(tmp_path / "history").read_node_map(["n"], "used", START, START + 60.0, 10).times == []
