@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "tests" / "unit"
 WORKERS = os.cpu_count() or 1
+LIMIT_S = 900.0
+NOT_ENDED = -1
 FAILED = 1
 """pytest's exit code where tests ran and some failed; others say that nothing was tried."""
 
@@ -202,7 +204,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('if any("\\0" in word for word in words):', "if False:"),
     ],
     "test_keeper_logs.py": [
-        ("if self._size >= self._half_bytes:", "if self._size > 2 * self._half_bytes:"),
+        ("            self._rotate()\n", "            self._size = 0\n"),
     ],
     # --- the scheduler
     "test_admission.py": [
@@ -468,13 +470,18 @@ def find_file(old: str) -> Path:
 
 
 def run_tests(copy: str, names: Collection[str]) -> int:
-    """pytest's exit code for these files over the package in ``copy``."""
+    """pytest's exit code for these files over the package in ``copy``; NOT_ENDED after LIMIT_S."""
     files = [str(path) for name in names for path in UNIT.rglob(name)]
     assert len(files) == len(names), f"not one file each: {names}"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *files]
     # Nothing is imported from the present directory, which has the package too.
     environment = {**os.environ, "PYTHONPATH": copy, "PYTHONSAFEPATH": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
+    try:
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=LIMIT_S
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return NOT_ENDED
 
 
 def copy_package(place: str) -> str:

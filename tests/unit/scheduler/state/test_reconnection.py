@@ -5,6 +5,7 @@ Silence, repeats and restarts that concern nodes as a whole are in test_state_no
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
 
@@ -169,6 +170,19 @@ def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
     assert node.beat().acknowledged == [job]
     assert node.finished == {}
     assert world.job_counts(operation) == JobCounts(completed=1)
+
+
+def test_a_job_that_failed_cannot_complete_afterwards(world):
+    node = world.node("n1")
+    operation = run(world, 2)
+    job = next(iter(node.jobs))
+    node.finish(job, "failed")
+    node.deaf = True
+    node.beat()
+    node.deaf = False
+    node.finished[job] = msgspec.structs.replace(node.finished[job], state="completed")
+    node.beat()
+    assert world.job_counts(operation) == JobCounts(failed=1)
 
 
 @pytest.mark.parametrize(
