@@ -45,7 +45,6 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1.py::test_every_file_is_left",
         "test_agent_v1.py::test_the_weight_actuator",
         "test_agent_v1_life.py::test_a_cgroup_that_goes",
-        "test_agent_v1_peak.py::test_quota_and_burst",
         "test_agent_v1_policy.py::test_foreign_raises_above",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
         "test_control_commands.py::test_doctor_sees",
