@@ -52,6 +52,9 @@ def test_the_sentence_says_how_much_why_and_what_to_do(full):
     )
     assert cause.change.shell == ["cpumond pool set lab max_running_operation_count=6 --tree default"]
     assert report.held_by_pool == {"team": 8.0, "lab": 8.0, "<Root>": 8.0}
+    reasons = idle_reasons(report)
+    assert (reasons["max_running_operation_count"], reasons["no_work"]) == (8.0, 12.0)
+    assert reasons.keys() == idle_reasons(look(World())).keys(), "always the same series"
 
 
 def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
@@ -207,14 +210,6 @@ def test_who_may_not_read_an_operation_is_not_told_its_id():
     assert operation not in str(hidden)
     assert hidden.causes[0].operation_count == 1
     assert readable(report, lambda _: True) == report
-
-
-def test_reasons_of_idle_cpu_are_always_the_same_series_and_add_up(full):
-    reasons = idle_reasons(look(full))
-    assert reasons["max_running_operation_count"] == 8.0
-    assert reasons["no_work"] == 12.0
-    assert sum(reasons.values()) == 20.0
-    assert reasons.keys() == idle_reasons(look(World())).keys()
 
 
 # --- waiting demand

@@ -11,12 +11,10 @@ import pytest
 
 from cpumond.agent.config import AgentConfig
 from cpumond.core.errors import ConfigError
-from cpumond.core.settings import Log
 from cpumond.scheduler.program.config import (
     Api,
     MinSpareJobResources,
     SchedulerConfig,
-    check,
     finish_scheduler_config,
     load_scheduler_config,
     parse_scheduler_config_text,
@@ -38,22 +36,6 @@ def refused(text: str) -> str:
 
 
 # ---- values
-
-
-def test_the_defaults() -> None:
-    assert load_scheduler_config(None) == SchedulerConfig(
-        state_dir="/var/lib/cpumond-scheduler",
-        cluster_name="cpumond",
-        fair_share_update_period_s=1.0,
-        max_operation_count=5000,
-        finished_operation_retention_count=1000,
-        node_heartbeat_timeout_s=60.0,
-        waiting_job_timeout_s=30.0,
-        allowed_node_resources_overcommit_duration_s=15.0,
-        min_spare_job_resources_on_node=MinSpareJobResources(user_slots=1, cpu=0.05, memory=256 * 2**20),
-        api=Api(listen="", max_body=2**20),
-        log=Log(),
-    )
 
 
 def test_bare_numbers_are_milliseconds_and_keys_may_have_hyphens() -> None:
@@ -136,12 +118,6 @@ def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once() -> None:
     told = [str(caught.value), *caught.value.others]
     keys = ["pool_name_regex", "api.listen", "api.certificate", "api.trusted_proxy", "store.conninfo"]
     assert [sentence.split(": ")[1] for sentence in told] == keys
-
-
-def test_check_takes_a_configuration_that_was_put_together() -> None:
-    config = msgspec.structs.replace(SchedulerConfig(), api=Api(listen="0.0.0.0:1"))
-    with pytest.raises(ConfigError, match=r"built-in defaults: api\.listen: '0\.0\.0\.0:1' can be reached"):
-        check(config)
 
 
 @pytest.mark.parametrize("address", ["a", "a:", "a:0", "0.0.0.0:9757", "[::]:9757"])

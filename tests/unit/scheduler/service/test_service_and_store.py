@@ -9,14 +9,14 @@ import weakref
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock, hold_next_write, run_jobs
+from scheduler_world import ServedNode, hold_next_write, run_jobs
 from watched_store import make_scheduler, start
 
 from cpumond.scheduler import service
-from cpumond.scheduler.model import ACCESS_DENIED, CommandError, Rules
+from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.program.exporter import MetricsText
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.service import Scheduler, make_id
+from cpumond.scheduler.service import make_id
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, RemoveTree
 from cpumond.scheduler.settings.operations import AbortOperation
 from cpumond.scheduler.state import settling
@@ -189,18 +189,6 @@ async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_do
     assert restored.volume == volume
 
 
-async def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
-    rules = Rules(finished_operation_retention_count=2)
-    scheduler = Scheduler(rules, store, StillClock())
-    ids = []
-    for _ in range(5):
-        ids.append((await scheduler.execute(start(), "ann")).id)
-        await scheduler.execute(AbortOperation(ids[-1]), "root")
-    assert list(scheduler.state.finished) == ids[3:]
-    stored = {key for kind, key, _ in store.load() if kind == "operation"}
-    assert stored == set(ids[3:])
-
-
 async def test_metrics_are_bounded_and_escaped(scheduler):
     for n in range(5):
         await scheduler.execute(CreatePool("default", f"p{n}", "<Root>", {}), "root")
@@ -224,21 +212,6 @@ async def test_cpu_time_of_pools_is_counted_for_prometheus(scheduler):
         label = f'{{tree="default",pool="{pool}"}}'
         assert f"\ncpumond_pool_cpu_usage_seconds_total{label} 7.25\n" in text
         assert f"\ncpumond_pool_reclaimed_cpu_seconds_total{label} 1.5\n" in text
-
-
-async def test_jobs_that_an_earlier_version_stored_are_read(scheduler, store):
-    node, reply = await run_jobs(scheduler, start(), beats=1)
-    for job in list(node.jobs):
-        node.finish(job)
-    await node.beat()
-    stored = {key: value for kind, key, value in store.load() if kind == "job"}
-    for key, value in stored.items():
-        record = msgspec.json.decode(value)
-        old = {name: value for name, value in record.items() if name not in ("cgroup", "reclaimed_cpu_seconds")}
-        store.write([Change("job", key, msgspec.json.encode(old))])
-    again = make_scheduler(store).state.finished_jobs[reply.id]
-    assert {job.cgroup for job in again.values()} == {""}
-    assert set(again) == set(stored)
 
 
 def test_ids_have_the_form_that_yt_prints():

@@ -9,7 +9,7 @@ from memory_log import MemoryLog
 from watched_store import Watched
 
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.store import Entry, StoreError
+from cpumond.scheduler.store import Entry
 from cpumond.scheduler.store.entries import CUT_ENTRIES
 from cpumond.scheduler.store.retention import CUT_PERIOD_S, LogRetention
 
@@ -76,17 +76,5 @@ async def test_the_running_scheduler_cuts_it(scheduler: Scheduler, store: Watche
     running = asyncio.ensure_future(scheduler.run(stopping))
     while count_left(store) != 7:
         await asyncio.sleep(0.01)
-    stopping.set()
-    await running
-
-
-async def test_a_store_that_refuses_does_not_end_the_scheduler(scheduler: Scheduler, store: Watched) -> None:
-    scheduler.retention = LogRetention(DAY_S, 2**30)
-    store.refusing = True
-    with pytest.raises(StoreError):
-        store.cut_log(0.0, 0)
-    stopping = asyncio.Event()
-    running = asyncio.ensure_future(scheduler.run(stopping))
-    await scheduler.ready.wait()
     stopping.set()
     await running

@@ -41,16 +41,26 @@ def filled(path: str) -> str:
     return path
 
 
+def die_after(work: Callable[[], SqliteStore]) -> None:
+    """Do the work in a process that is killed then. ``work``: returns the store, which nothing closes."""
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            store = work()  # noqa: F841
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+
+
 @pytest.fixture
 def crashed(path: str) -> str:
     """A database whose process was killed: its newest records are in its log."""
-    program = (
-        "import os, sys; from cpumond.scheduler.store import Change;"
-        "from cpumond.scheduler.store.sqlite import open_sqlite_store;"
-        "store = open_sqlite_store(sys.argv[1]);"
-        "store.write([Change('k', 'a', b'1')]); os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", program, path], check=False, timeout=60)
+
+    def write() -> SqliteStore:
+        store = open_sqlite_store(path)
+        store.write([Change("k", "a", b"1")])
+        return store
+
+    die_after(write)
     assert os.path.getsize(f"{path}-wal") > 0
     return path
 
@@ -139,11 +149,6 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         open_sqlite_store(path)
 
 
-def test_a_directory_in_the_place_of_the_database(path: str) -> None:
-    os.makedirs(path)
-    assert "Is a directory" in refused(path)
-
-
 # ---- one writer
 
 
@@ -193,8 +198,12 @@ def test_an_empty_file(filled: str) -> None:
     assert "`cpumond scheduler --new-store`, which keeps this one aside" in message
 
 
-def test_a_file_of_another_kind(path: str) -> None:
-    os.makedirs(os.path.dirname(path))
+def test_what_is_no_database_of_ours(path: str) -> None:
+    os.makedirs(path)
+    assert "Is a directory" in refused(path)
+    os.rmdir(path)
+    run_sql(path, "CREATE TABLE records (kind, key, value)", "PRAGMA user_version = 1")
+    assert "belongs to another program (application_id 0x0, not 0x43504d44)" in refused(path)
     Path(path).write_text("[scheduler]\n" * 1000)
     assert "damaged: it is not an SQLite database" in refused(path)
 
@@ -348,26 +357,7 @@ def test_a_torn_page_of_the_log_keeps_nobody_from_starting(path: str) -> None:
             store.read_log(limit=200)
 
 
-@pytest.mark.parametrize("suffixes", [("",), ("-wal",), ("", "-wal", "-shm", ".lock")], ids=str)
-def test_the_log_survives_the_removal_of_its_files(told: str, suffixes: tuple[str, ...]) -> None:
-    with contextlib.closing(open_sqlite_store(told)) as store:
-        for number in range(3):
-            store.write([], [Entry(9.0, ("b",), b"%d" % number)])
-            assert len(store.read_log()) == 6 + number
-            remove(told, *suffixes)
-        store.write([])
-        assert [entry.value for _, entry in store.read_log(["b"])] == [b"2", b"1", b"0"]
-    with contextlib.closing(open_sqlite_store(told)) as store:
-        assert len(store.read_log()) == 8
-
-
 # ---- whose it is, and of which version
-
-
-def test_a_database_of_another_program(path: str) -> None:
-    os.makedirs(os.path.dirname(path))
-    run_sql(path, "CREATE TABLE records (kind, key, value)", "PRAGMA user_version = 1")
-    assert "belongs to another program (application_id 0x0, not 0x43504d44)" in refused(path)
 
 
 def test_a_database_of_a_newer_version(filled: str) -> None:
@@ -408,27 +398,14 @@ def add_note(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE note (text TEXT)")
 
 
-def add_line(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO note VALUES ('from schema 4')")
-
-
 def break_half_way(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM records")
     connection.execute("INSERT INTO nowhere VALUES (1)")
 
 
-def test_an_older_schema_is_migrated_step_by_step_and_kept(filled: str) -> None:
-    with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note, add_line))) as store:
-        assert len(list(store.load())) == 400
-        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 4",)]
-        assert store._connection.execute("PRAGMA user_version").fetchone() == (5,)
-    assert "newer cpumond (schema 5, this one reads up to 3)" in refused(filled)
-    assert read_all(f"{filled}.v3") == RECORDS
-    assert stat.S_IMODE(os.stat(f"{filled}.v3").st_mode) == 0o600
-
-
 def test_the_copy_holds_what_was_in_the_log(crashed: str) -> None:
     open_sqlite_store(crashed, (*MIGRATIONS, add_note)).close()
+    assert stat.S_IMODE(os.stat(f"{crashed}.v3").st_mode) == 0o600
     assert read_all(f"{crashed}.v3") == [Change("k", "a", b"1")]
 
 
@@ -491,35 +468,32 @@ def _broken(store: SqliteStore, function: Callable[..., int]) -> Iterator[None]:
 # ---- what is removed while it is open
 
 
-def remove(path: str, *suffixes: str) -> None:
-    for suffix in suffixes:
-        os.unlink(path + suffix)
-
-
 @pytest.mark.parametrize(
     "suffixes", [("",), ("-wal",), ("", "-wal", "-shm"), (".lock",), ("", "-wal", "-shm", ".lock")], ids=str
 )
-def test_what_is_acknowledged_survives_the_removal_of_its_files(path: str, suffixes: tuple[str, ...]) -> None:
+def test_what_is_acknowledged_survives_the_removal_of_its_files(told: str, suffixes: tuple[str, ...]) -> None:
     """The process is killed right after the write that came after the removal."""
     reached, done = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with contextlib.suppress(BaseException):
-            store = open_sqlite_store(path)
-            store.write(RECORDS)
-            for number in range(3):
-                remove(path, *suffixes)
-                store.write([Change("k", str(number), b"1")])
-            os.write(done, b"%d" % store.lost_total)
-        os.kill(os.getpid(), 9)
+
+    def write() -> SqliteStore:
+        store = open_sqlite_store(told)
+        for number in range(3):
+            assert len(store.read_log()) == 5 + number
+            for suffix in suffixes:
+                os.unlink(told + suffix)
+            store.write([Change("k", str(number), b"1")], [Entry(9.0, ("b",), b"%d" % number)])
+        os.write(done, b"%d" % store.lost_total)
+        return store
+
+    die_after(write)
     os.close(done)
-    lost = os.read(reached, 10)
-    os.close(reached)
-    os.waitpid(pid, 0)
-    assert lost == (b"0" if suffixes == (".lock",) else b"3")
-    expected = [Change("k", str(number), b"1") for number in range(3)] + RECORDS
-    assert read_all(path) == expected
-    assert not os.path.exists(f"{path}.new")
+    with open(reached, "rb") as lost:
+        assert lost.read() == (b"0" if suffixes == (".lock",) else b"3")
+    assert read_all(told) == [*(Change("k", str(number), b"1") for number in range(3)), *RECORDS[:1]]
+    assert not os.path.exists(f"{told}.new")
+    with contextlib.closing(open_sqlite_store(told)) as store:
+        assert [entry.value for _, entry in store.read_log(["b"])] == [b"2", b"1", b"0"]
+        assert len(store.read_log()) == 8
 
 
 def test_a_directory_that_is_removed_is_made_anew_for_its_owner_only(path: str) -> None:
@@ -575,14 +549,14 @@ def test_another_scheduler_that_began_there_meanwhile_keeps_its_files(path: str)
 @pytest.fixture
 def logged(path: str) -> str:
     """A database whose process was killed after forty writes, which are in its log alone."""
-    pid = os.fork()
-    if not pid:
-        with contextlib.suppress(BaseException):
-            store = open_sqlite_store(path)
-            for number in range(40):
-                store.write([Change("k", f"{number:02}", b"v" * 500)])
-        os.kill(os.getpid(), 9)
-    os.waitpid(pid, 0)
+
+    def write() -> SqliteStore:
+        store = open_sqlite_store(path)
+        for number in range(40):
+            store.write([Change("k", f"{number:02}", b"v" * 500)])
+        return store
+
+    die_after(write)
     os.unlink(f"{path}-shm")
     return path
 
