@@ -121,15 +121,6 @@ def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
     assert told in service.lines(graceful)
 
 
-def test_a_job_that_no_node_can_hold(service):
-    service.node("n1", cpu=2.0)
-    operation_id = service.begin("a", cpu=3.0)
-    service.update()
-    text = service.lines(operation_id)
-    assert service.why(operation_id).trees[0].lines[0].startswith("it cannot start: 3 cores, largest node 2; start it")
-    assert f"operation {operation_id} cannot start, 0 s after its start" in text
-
-
 @pytest.mark.parametrize(("jobs", "fits"), [(30, False), (4, False), (3, True)])
 def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits):
     for number in range(3):
@@ -397,15 +388,6 @@ def test_guarantees_limits_and_counts_are_compared(service):
     assert "is_running" not in effects[running].changed
 
 
-def test_a_refused_change_is_a_plan_with_the_sentence(service):
-    service.create_pool("a", strong_guarantee_resources={"cpu": 1})
-    service.create_pool("b", "a")
-    plan = service.plan(service.set("b", strong_guarantee_resources={"cpu": 2}))
-    assert not plan.accepted
-    assert "more than its 1" in plan.refusal
-    assert plan.effects == []
-
-
 def test_pools_that_come_and_go(service):
     service.create_pool("a")
     came = service.plan(commands.CreatePool(TREE, "b", "a"))
@@ -469,21 +451,19 @@ def test_a_guarantee_that_one_small_operation_can_hold_up_comes_with_a_warning(s
     assert service.plan(service.set("a", strong_guarantee_resources={"cpu": 3})).warnings == []
 
 
-def test_guarantees_beyond_the_cluster_come_with_a_note(service):
-    service.node("n1", cpu=4.0)
-    service.create_pool("a")
-    plan = service.plan(service.set("a", strong_guarantee_resources={"cpu": 5}))
-    assert any("guaranteed more than the nodes have (5 cpu of 4)" in note for note in plan.notes)
-    service.do(service.set("a", strong_guarantee_resources={"cpu": 5}))
-    assert service.plan(service.set("a", weight=2)).notes == []
-
-
 BURST = {"guarantee_type": "burst", "resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 4}}
 
 
-def test_integral_guarantees_come_with_a_note(service):
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"strong_guarantee_resources": {"cpu": 11}}, "guaranteed more than the nodes have (11 cpu of 10)"),
+        ({"integral_guarantees": BURST}, "as volume is saved"),
+    ],
+)
+def test_a_note_comes_with_the_change_that_it_is_about(service, attributes, words):
     service.node("n1", cpu=10.0)
     service.create_pool("a")
-    plan = service.plan(service.set("a", integral_guarantees=BURST))
-    assert any("as volume is saved" in note for note in plan.notes)
+    assert any(words in note for note in service.plan(service.set("a", **attributes)).notes)
+    service.do(service.set("a", **attributes))
     assert service.plan(service.set("a", weight=2)).notes == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -129,22 +128,6 @@ def test_what_was_added_is_read_before_and_after_a_restart(path, ticks, in_memor
         assert read_all(again, tape.at) == views
         assert again.sum_points(0.0, tape.at, None, 10) == sums
         again.close()
-
-
-def test_a_killed_process_loses_nothing_that_it_had_taken(path):
-    program = (
-        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_history_store import *\n"
-        "store = open_store(sys.argv[1]); fill(store, Tape(), 100); os.kill(os.getpid(), 9)"
-    )
-    where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-    ended = subprocess.run([sys.executable, "-c", program, str(path), *where], check=False, timeout=60)
-    assert ended.returncode == -signal.SIGKILL
-    tape = Tape()
-    expected = open_store(None)
-    fill(expected, tape, 100)
-    store = open_store(path, tape.at)
-    assert read_all(store, tape.at) == read_all(expected, tape.at)
 
 
 def test_what_is_too_old_goes(path, small):
@@ -393,21 +376,6 @@ def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, rem
     store.close()
     store = open_store(beside, tape.at)
     assert read_all(store, tape.at) == views
-
-
-def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_stay(path):
-    store, tape = open_store(path), Tape()
-    fill(store, tape, 70)
-    execute(path, "UPDATE points SET data = x'00112233'")
-    with capture_logs() as logs:
-        assert len(store.read(P, START, tape.at, 100).times) == 10
-    assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped", "history_part_dropped"]
-    assert not path.with_name("history.db.aside").exists()
-    fill(store, tape, 70)
-    assert len(store.read(P, START, tape.at, 1000).times) == 80
-    store.close()
-    store = open_store(path, tape.at)
-    assert len(store.read(P, START, tape.at, 1000).times) == 80
 
 
 @pytest.mark.parametrize("asked", ["read", "sum_up"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -304,26 +302,8 @@ async def test_the_end_waits_for_a_hanging_disk_only_so_long_and_refuses_who_wai
         await held.history.report(START, START)
     held.history.take(START + 20.0)
     await held.history.close(START + 30.0)
-
-
-def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
-    program = (
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_recorder import *\n"
-        "from cpumond.scheduler.store.sqlite import open_sqlite_store; from watched_store import Watched\n"
-        "store = Watched(open_sqlite_store(sys.argv[1] + '/scheduler.db'))\n"
-        "world = World(make_scheduler(store), Path(sys.argv[1]), Held())\n"
-        "async def work():\n"
-        "    world.history.close_timeout_s = 0.05\n"
-        "    await world.history.close(START + 10.0)\n"
-        "asyncio.run(work())\n"
-        "store.close()\n"
-        "print('ended')\n"
-    )
-    where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path), *where]
-    ended = subprocess.run(command, check=False, timeout=150, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
+    hanging = [each for each in threading.enumerate() if each.name == "history"]
+    assert [each.daemon for each in hanging] == [True] * len(hanging) != [], "the process ends all the same"
 
 
 async def test_the_loop_takes_ticks_and_its_end_writes_the_last(store, tmp_path):
