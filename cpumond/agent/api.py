@@ -86,7 +86,6 @@ STATUS_OF: dict[type[CpumondError], int] = {
 
 
 def make_public_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
-    """Make the application on TCP: metrics and health."""
     advice = "this host has no such name: use its address or host name, or add the name to [metrics] names"
     return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 

@@ -277,7 +277,6 @@ class KnowAccounts:
 
 
 def is_at_socket(scope: Mapping[str, Any]) -> bool:
-    """Whether a request arrived at the unix socket."""
     return bool(scope.get("is_at_socket", False))
 
 

@@ -135,7 +135,6 @@ _POOL: Final = choose_figures(PoolView, figures.POOL)
 
 
 def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
-    """A tree with its totals and counts."""
     root, state = tree.root, rights.state
     return make_view(
         TreeView,
@@ -164,7 +163,6 @@ def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
 
 
 def view_tree_file(tree: Tree) -> TreeFile:
-    """All settings of a tree and its pools."""
     return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 

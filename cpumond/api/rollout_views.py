@@ -82,7 +82,6 @@ def _view_agent(node: Node, canaries: set[str]) -> AgentView:
 
 
 def view_rollout(state: State, watches: Mapping[str, Watch]) -> Rollout:
-    """All stages, with the observations of their canaries."""
     return Rollout([_view_stage(state, stage, watches.get(stage.nodes_filter)) for stage in state.stages.list()])
 
 

@@ -51,7 +51,6 @@ class NewToken(View, frozen=True):
 
 
 def view_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: User, now: float) -> TokenList:
-    """The tokens that the user may see."""
     in_file = dict(of_file)
     shown = [
         TokenView(

@@ -338,7 +338,6 @@ def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
-    """Jobs of an operation by their outcome."""
     counts = record.counts.values()
     return JobTotals(
         total=sum(task.job_count for task in record.tasks),
@@ -413,7 +412,6 @@ def cut_operations(
 
 
 def view_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
-    """Views of operations for a list."""
     shown = [state.record_of(each.id) or each for each in records]
     places = _find_places(state, shown)
     looks: dict[Tree, Causes] = {}
@@ -480,7 +478,6 @@ class SearchTexts:
         return len(self._texts)
 
     def of(self, record: OperationRecord) -> str:
-        """The text of one operation."""
         known = self._texts.get(record.id)
         if known is None or known[0] is not record:
             pools = "\n".join([options.pool for options in record.trees.values()])

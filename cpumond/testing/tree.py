@@ -91,7 +91,6 @@ class FakeClock:
         return 1.7e9 + self.boottime_s() + self._set_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self._monotonic_s += seconds
 
     def suspend(self, seconds: float) -> None:
@@ -194,7 +193,6 @@ class CgroupTree:
             target.write(str(value))
 
     def read(self, name: str, file: str) -> str:
-        """Return the text of a file of a cgroup."""
         with open(self.path(name, self.file(file)), encoding="ascii") as source:
             text = source.read().strip()
         if self.hierarchies.cpu_version == 2:
@@ -333,7 +331,6 @@ class LoadProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the process and its children."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

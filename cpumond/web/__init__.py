@@ -70,7 +70,6 @@ def make_web_routes(index: str) -> list[Route]:
 
 
 def read_files() -> dict[str, StaticFile]:
-    """All files of the package by name."""
     files: dict[str, StaticFile] = {}
     for entry in (resources.files(__name__) / "static").iterdir():
         content_type = TYPES.get(entry.name.rpartition(".")[2])

@@ -80,7 +80,6 @@ def concerns(source: Source, path: str) -> bool:
 
 
 def describe_source(source: Source) -> str:
-    """Describe a source in a few words."""
     if source.is_engine:
         return f"{source.kind} {source.pattern}".strip()
     if source.kind != "systemd":

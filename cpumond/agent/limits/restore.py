@@ -123,7 +123,6 @@ class RunLock:
         return [self.path]
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._fd)
 
 

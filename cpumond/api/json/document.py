@@ -38,7 +38,6 @@ _KEY_HEADER: Final = {
 
 
 def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a table of endpoints."""
     types: list[Any] = [views.Failure]
     for endpoint in endpoints:
         types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]

@@ -22,7 +22,6 @@ class PoolTables:
         self._cores = Kept[Tree, tables.CoreSums](scheduler.clock.now)
 
     async def table_of(self, tree: Tree) -> Prepared:
-        """All pools of a tree in short form."""
         # A changed pool shows at once, not only after the next update.
         return await self._tables.get(tree, lambda: self._make_table(tree), tree.config, version=tree.update_count)
 

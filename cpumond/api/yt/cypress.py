@@ -161,7 +161,6 @@ class CypressNode:
 
     @property
     def kind(self) -> Literal["pool", "tree"]:
-        """Kind of the object that has options."""
         return "tree" if self.tree is not None and self.pool is None else "pool"
 
     def _has_default(self, name: str) -> bool:
@@ -289,7 +288,6 @@ def _last_value(
 
 
 def _pool_path(tree: TreeConfig, name: str) -> str:
-    """The path of an explicit pool."""
     steps: list[str] = []
     while name != ROOT_POOL:
         steps.append(name)
@@ -434,7 +432,6 @@ class Cypress:
         return self._directory({address: partial(self._host, node) for address, node in nodes.items()})(path, name)
 
     def _host(self, node: Node, path: str, name: str) -> CypressNode:
-        """A node of the cluster."""
         info = orchid.node_info(node)
         info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads this key
 

@@ -48,7 +48,6 @@ def _figure(name: str, otherwise: Any = MISSING) -> Reader:
 
 
 def _amounts(name: str) -> Reader:
-    """Reader of absolute amounts."""
     read = figures.VECTORS[name]
     return lambda _, element: amounts(read(element))
 

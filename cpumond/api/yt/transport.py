@@ -309,7 +309,6 @@ class _Transport:
         return await self._replies.run(request.user.name, mutation_id, request.command, lambda: self._call(request))
 
     async def _call(self, request: YtRequest) -> Any:
-        """Run one command now, and return its answer."""
         result = _run_transaction_command(request.command)
         if result is None:
             result = await self._backend(request)

@@ -64,7 +64,6 @@ _REFUSED = {
 
 
 def escape_literal(name: str) -> str:
-    """A name as it is written in a path."""
     text = _SPECIAL.sub(lambda found: "\\" + found[0], name)
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 

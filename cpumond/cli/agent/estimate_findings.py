@@ -193,7 +193,6 @@ def list_columns() -> list[Column[Any]]:
 
 
 def list_rows(findings: Findings, rows: list[WorkloadRow]) -> list[list[Cell]]:
-    """Return the rows of workloads, and the rows of the totals."""
     lines: list[list[Cell]] = [
         [format_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
         for row in rows
@@ -372,7 +371,6 @@ def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> 
 
 
 def to_toml(value: str | list[str]) -> str:
-    """Format a string, or a list of strings, as a TOML value."""
     if isinstance(value, list):
         return f"[{', '.join(map(to_toml, value))}]"
     if "\\" in value and "'" not in value:

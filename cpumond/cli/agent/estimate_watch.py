@@ -259,7 +259,6 @@ class HostWatch:
         return len(self._followed)
 
     def describe_progress(self) -> str:
-        """One line: the elapsed time, the number of workloads, and their usage."""
         used = sum(each.watch.usage_cores for each in self._followed.values())
         return (
             f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "

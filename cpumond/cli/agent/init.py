@@ -201,7 +201,6 @@ def _last(path: str) -> str:
 
 
 def draw_findings(plan: InitPlan) -> Iterator[str]:
-    """The findings as text: engines, jobs that would be managed, and the others."""
     yield (
         "Found on this host:"
         if plan.engines

@@ -162,7 +162,6 @@ class Subject:
 
 
 def list_checks(subject: Subject) -> Iterator[Check]:
-    """All checks, in the order of their findings."""
     config, agent, hierarchies = subject.config, subject.agent, subject.hierarchies
     version = 1 if hierarchies is None else hierarchies.cpu_version
     yield "cgroups", lambda: cgroups.check_mounts(subject.mounts, config.mountinfo)

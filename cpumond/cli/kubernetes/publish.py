@@ -165,7 +165,6 @@ class KubernetesApi:
         return found
 
     def write(self, node: str, thousandths: int) -> None:
-        """Write the figure of a node."""
         change = {"op": "add", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}", "value": str(thousandths)}
         body = msgspec.json.encode([change])
         self._ask("PATCH", f"/api/v1/nodes/{node}/status", "application/json-patch+json", content=body)

@@ -57,7 +57,6 @@ class Column(Generic[Item]):
 
     @property
     def width(self) -> int:
-        """Width of the heading in the terminal."""
         return max(map(width_of, self.list_lines(1)))
 
 
@@ -94,7 +93,6 @@ def read_columns(headings: Iterable[Heading]) -> list[Column[Any]]:
 
 
 def width_of(text: str) -> int:
-    """The width of a text in the terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

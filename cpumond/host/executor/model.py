@@ -117,7 +117,6 @@ class EventQueue:
             os.eventfd_read(self.fd)
 
     def take(self) -> list[Event]:
-        """Return all events so far, in order."""
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:

@@ -136,7 +136,6 @@ def _started(moments: Moments) -> frozenset[str]:
 
 
 def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:
-    """Return the first start and the end of some operations."""
     return {each: (course.first_starts.get(each), course.ends.get(each)) for each in operation_ids}
 
 
@@ -176,7 +175,6 @@ def when_started(state: State, record: OperationRecord) -> float | None:
 
 
 def describe(forecast: Forecast, record: OperationRecord, experience: Experience) -> list[str]:
-    """Return the sentences of a forecast."""
     lines = []
     span_s = forecast.horizon - forecast.as_of
     if forecast.started_at is None:

@@ -76,7 +76,6 @@ class Waiting(NamedTuple):
 
 
 def describe_cannot_start(excess: str) -> str:
-    """Return the sentence about a request that no node can hold."""
     return f"cannot start: {excess}"
 
 

@@ -233,7 +233,6 @@ class CapacitySplit:
 
 
 def split_capacity(tree: Tree) -> CapacitySplit:
-    """Return how the capacity of a tree is split at present."""
     split = CapacitySplit(backfilled=TREE["backfilled_cores"](tree))
     for node in tree.nodes.values():
         split.take(node)

@@ -84,7 +84,6 @@ def try_command(state: State, command: ConfigChanging, user: User, now: float) -
 
 
 def refused_plan(refusal: CommandError) -> ChangePlan:
-    """Return the plan of a command that is refused."""
     return ChangePlan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 

@@ -66,7 +66,6 @@ class RunTimes:
         self._most_kinds = most_kinds
 
     def see(self, record: OperationRecord, job: JobRecord) -> None:
-        """Record a job that has ended."""
         task = next((task for task in record.tasks if task.name == job.task), None)
         if job.state != "completed" or task is None:
             return

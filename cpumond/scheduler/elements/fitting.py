@@ -96,7 +96,6 @@ class Fittings:
         return found
 
     def of(self, node: Tagged) -> Kind:
-        """Return the kind of a node."""
         kind = self._kinds.get(node)
         if kind is None:
             kind = self._kinds[node] = frozenset(each.filters for each in self.list() if node in each.nodes)

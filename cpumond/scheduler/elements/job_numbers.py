@@ -87,7 +87,6 @@ class TaskNumbers:
             self._get_returned().ending[cookie] = ending
 
     def note_ended(self, cookie: int, job_id: str) -> None:
-        """Note that a stopped job has ended."""
         ending, returned = self.find_ending(cookie), self._returned
         if returned is not None and ending is not None and ending.job_id == job_id:
             del returned.ending[cookie]

@@ -100,7 +100,6 @@ class HistoryFile:
         return self.read_number("page_count") * self.read_number("page_size")
 
     def read_number(self, pragma: str) -> int:
-        """Return the value of a pragma."""
         return read_number(self.db, pragma)
 
     def open(self) -> None:

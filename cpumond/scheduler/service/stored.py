@@ -159,5 +159,4 @@ def encode(change: Transaction, config: Config) -> list[Change]:
 
 
 def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
-    """Return the records of starts of jobs."""
     return [Change("start", record.id, encode_record(record)) for record in starts]

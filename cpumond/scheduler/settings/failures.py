@@ -39,7 +39,6 @@ _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
 def of_job(job: JobRecord) -> EndError:
-    """Return the error of a job that did not complete."""
     if job.state != "failed":
         return EndError(job.reason)
     if job.failure is not None:

@@ -46,7 +46,6 @@ class Remedy:
 
 
 def join(parts: Sequence[Remedy]) -> Remedy:
-    """Join several changes into one."""
     return Remedy(
         " and ".join(part.why for part in parts),
         " and ".join(part.text for part in parts),
@@ -58,7 +57,6 @@ def join(parts: Sequence[Remedy]) -> Remedy:
 
 
 def set_tree(tree: str, values: Sequence[tuple[str, object]], why: str, text: str) -> Remedy:
-    """Return a remedy that sets options of a tree."""
     command = ChangeTree(tree, tuple(Edit((option,), value) for option, value in values))
     line = command_line("tree", "set", tree, *(f"{option}={_format(value)}" for option, value in values))
     return Remedy(why, text, (command,), (line,))
