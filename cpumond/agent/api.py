@@ -50,8 +50,7 @@ MAX_HELD_BYTES = 32 * 2**20
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
-"""Maximum seconds from the connection, or from the previous response, to the end of a response. Longer than
-KEEP_ALIVE_S."""
+"""Maximum seconds from the connection, or the previous response, to the end of a response. Longer than KEEP_ALIVE_S."""
 RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

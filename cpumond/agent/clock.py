@@ -6,8 +6,7 @@ import time
 
 
 class HostClock:
-    """The host's clocks: ``monotonic_s`` measures periods, ``boottime_s`` shows a suspend, ``wall_s`` is the time of
-    day."""
+    """Clocks: ``monotonic_s`` measures periods, ``boottime_s`` shows a suspend, ``wall_s`` is the time of day."""
 
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)

@@ -365,8 +365,7 @@ def parse_assignments(assignments: tuple[str, ...]) -> Layer:
 
 
 def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
-    """Make the frozen configuration from tables that are merged and checked; check the rules between keys. Raises
-    ConfigError."""
+    """Make the frozen configuration from merged, checked tables; check the rules between keys. Raises ConfigError."""
     config = msgspec.convert({**merged, "path": path}, AgentConfig)
     where = path or "built-in defaults"
     config = msgspec.structs.replace(
@@ -483,8 +482,7 @@ def _check_loopback(listen: str, where: str) -> None:
 
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
-    """Return a managed root as a relative path without slashes at both ends; "" is the whole hierarchy. Raises
-    ConfigError."""
+    """A managed root as a relative path without slashes at both ends; "" is the whole hierarchy. Raises ConfigError."""
     refuse_mounted(root, f"{where}: {key}")
     parts = [part for part in root.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in root:

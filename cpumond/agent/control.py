@@ -292,8 +292,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
 
 
 def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
-    """Carry out ``cpumond job remove``: forget the job and restore its cgroup. Raises UnavailableError, CreateError,
-    AccessError."""
+    """``cpumond job remove``: forget the job, restore its cgroup. Raises UnavailableError, CreateError, AccessError."""
     if not agent.context.registered.remove(job_id):
         known = ", ".join(sorted(agent.context.registered.content.jobs)) or "none"
         raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")

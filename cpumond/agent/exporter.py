@@ -411,8 +411,7 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
-    """Yield the labels that systemd or an engine gives the job. The names of an engine's labels differ from
-    those of all other labels."""
+    """Yield the labels that systemd or an engine gives the job. An engine's labels differ from all others in name."""
     prefix = ""
     if job.found.engine is None:
         prefix = "unit_"

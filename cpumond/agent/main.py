@@ -110,8 +110,7 @@ def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentCon
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
-    """Make the object for the scheduler's jobs, with its executor; None if no executor is configured. Raises
-    ConfigError."""
+    """Make the object for the scheduler's jobs, with its executor; None if none is configured. Raises ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None

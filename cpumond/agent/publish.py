@@ -62,8 +62,7 @@ class HeartbeatPublisher:
             link.submit(heartbeat)
 
     def _view_about(self) -> AgentAbout:
-        """Describe the agent itself. The level by the configuration is computed only once; options of single jobs may
-        raise it."""
+        """Describe the agent. The configuration's level is computed only once; options of single jobs may raise it."""
         context, totals, config = self.context, self.context.totals, self.context.config
         if self._levels is None or self._levels[0] is not config:
             own = msgspec.structs.replace(config, ceiling=None)

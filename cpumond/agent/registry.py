@@ -17,8 +17,7 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class RegisteredJobs:
-    """The registry and its file. When a method returns, its change is on disk. If a method raises, nothing has
-    changed."""
+    """The registry and its file. When a method returns, its change is on disk. If it raises, nothing has changed."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)

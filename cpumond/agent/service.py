@@ -113,8 +113,7 @@ class Agent:
         self.loop.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
-        """Restore cgroups that the agent or an earlier run changed and that have no job now; return the number of
-        failures."""
+        """Restore cgroups that this or an earlier run changed and that have no job now; return how many failed."""
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0

@@ -100,8 +100,7 @@ class JobTable:
         return next((path for path, job_id in self.empty.items() if name.strip("/") in (path, job_id)), None)
 
     def refresh(self, found: list[FoundJob], now_s: float) -> bool:
-        """Open new jobs, drop jobs that are no longer named, and update the others. Return whether any was opened or
-        dropped."""
+        """Open new jobs, drop jobs no longer named, and update the others. Return whether any was opened or dropped."""
         self.problems = {}
         found = self._leave_out_empty(found)
         named = {job.path: job for job in found[: self.config.discovery.max_jobs]}

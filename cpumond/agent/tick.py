@@ -54,8 +54,7 @@ class TickLoop:
         self.limits = Applier(self.external, self.registered)
         self.publisher = HeartbeatPublisher(context)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
-        """Responses of the scheduler, each with the monotonic time when its heartbeat was sent. Any thread may add a
-        response."""
+        """The scheduler's responses, each with the monotonic time of its heartbeat. Any thread may add a response."""
         self.told_level = context.config.ceiling
         """Highest level that the scheduler allows, by its latest response. It is kept while the scheduler is away."""
         self._stale_pins: set[str] = set()
@@ -176,8 +175,7 @@ class TickLoop:
         self.serve_scheduler(beat=False)
 
     def serve_scheduler(self, beat: bool) -> None:
-        """Serve the scheduler's jobs. If ``beat`` (between two ticks), send a heartbeat if one is due or a job has
-        changed."""
+        """Serve the scheduler's jobs. If ``beat`` (between ticks), send a heartbeat if one is due or a job changed."""
         if self.context.link is None and self.context.assigned is None:
             return
         now_s = self.clock.monotonic_s()

@@ -501,8 +501,7 @@ def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSetting
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """Return the minimum of a job's request, its original quota and the quotas above, in cores; infinity if it has
-    none of these."""
+    """The minimum of a job's request, its original quota and the quotas above, in cores; infinity without any."""
     ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 

@@ -37,8 +37,7 @@ class EventView(View, frozen=True):
 
 
 class AuditView(EventView, frozen=True):
-    """A command or a refused request: who sent it and from where, what allowed it, and what the user was shown
-    before."""
+    """A command or a refused request: who sent it from where, what allowed it, and what the user was shown before."""
 
     origin: str
     request: dict[str, Any]

@@ -41,8 +41,7 @@ MAX_GROUPS: Final = 1000
 
 
 class Gate:
-    """Finds the user of a request. ``identities``: users known by the configuration, in addition to the store's
-    tokens."""
+    """Finds the user of a request. ``identities``: users known by the configuration, besides the store's tokens."""
 
     def __init__(self, settings: Api, identities: Identities, scheduler: Scheduler) -> None:
         self.settings = settings
@@ -103,8 +102,7 @@ class Gate:
         )
 
     def find_known(self, name: str) -> User:
-        """Return what is known of a user who is not the sender: the groups, and whether a token makes the user an
-        administrator."""
+        """What is known of a user who is not the sender: the groups, and whether a token is an administrator's."""
         table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
         made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]

@@ -219,8 +219,7 @@ class Overview(View, frozen=True):
 
 
 class Me(View, frozen=True):
-    """The user and the scheduler of the request. ``is_open``: every client that reaches the address may do
-    everything."""
+    """The user and scheduler of the request. ``is_open``: every client that reaches the address may do everything."""
 
     user: str
     groups: list[str]

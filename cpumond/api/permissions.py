@@ -43,8 +43,7 @@ class Can(View, frozen=True):
 
 
 class PoolRights(View, frozen=True):
-    """Pool (explicit, ephemeral or ``<Root>``) -> the user's rights on it, out of use, modify_children, write,
-    administer."""
+    """Pool (explicit, ephemeral or ``<Root>``) -> the user's rights on it: use, modify_children, write, administer."""
 
     tree: str
     pools: dict[str, list[Permission]]
@@ -58,8 +57,7 @@ class InheritedEntry(View, frozen=True):
 
 
 class RightsTarget(NamedTuple):
-    """The object of a question: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, any other
-    object."""
+    """The object of a question: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, any other."""
 
     tree: str = ""
     pool: str = ROOT_POOL

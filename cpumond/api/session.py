@@ -38,8 +38,7 @@ class BrowserSession(View, frozen=True):
 
 
 def begin_session(request: Request, user: User) -> Response:
-    """The session of the token in the Authorization header, which belongs to ``user``. Raises CommandError without
-    one."""
+    """The session of the token in the Authorization header, which is ``user``'s. Raises CommandError without one."""
     token = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")
     if not user.token_id or not 0 < len(token) <= MAX_TOKEN:
         raise CommandError(f"sign in with a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")

@@ -311,8 +311,7 @@ def format_some(names: Iterable[str]) -> str:
 
 
 def find_closed(socket: str) -> str:
-    """The right that this process lacks to open a unix socket, as a clause; "" if it has all, or the socket does not
-    exist."""
+    """The right that this process lacks to open a unix socket, as a clause; "" if it has all, or there is no socket."""
     if not socket.startswith("/"):
         return ""
     parts = socket.split("/")

@@ -173,8 +173,7 @@ def format_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[str]:
-    """Print a value as a line of JSON, or of CSV with a header unless ``header`` was printed before. Return the
-    header."""
+    """Print a value as a line of JSON, or of CSV with a header unless ``header`` was printed. Return the header."""
     if chosen_output() == "csv":
         return print_csv([value], header or (), with_header=not header)
     click.echo(escape_json(msgspec.json.encode(value)))

@@ -63,8 +63,7 @@ Arguments: the id of the starting process, the place of the package, and the arg
 
 
 class ClusterProcess:
-    """One process of a ``Cluster``, with its configuration and log; it may be stopped and started any number of
-    times."""
+    """One process of a ``Cluster``, with its configuration and log; it may be stopped and started again."""
 
     def __init__(self, directory: str, name: str, command: Sequence[str], kept_environment: Mapping[str, str]) -> None:
         self.name = name
@@ -512,8 +511,7 @@ class Cluster:
         return jobs
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
-        """Call ``condition`` until its value is true; return that value. Raises TimeoutError with the ends of all
-        logs."""
+        """Call ``condition`` until its value is true; return it. Raises TimeoutError with the ends of all logs."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             value = condition()
@@ -578,8 +576,7 @@ def _list_places(prefix: str, mountinfo: str) -> list[str]:
 
 
 def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 30.0) -> bool:
-    """Kill all processes in and below the cgroup ``prefix`` in every hierarchy, and remove it. Return whether it is
-    gone."""
+    """Kill processes in and below cgroup ``prefix`` in every hierarchy, and remove it. Return whether it is gone."""
     deadline_s = time.monotonic() + timeout_s
     while places := _list_places(prefix, mountinfo):
         for place in places:

@@ -71,8 +71,7 @@ class Terms:
         self.refused_total = 0
 
     def accept(self, term: int | None) -> bool:
-        """Return whether an answer with ``term`` may be used. ``term`` None: the scheduler is alone on its store and
-        has no terms."""
+        """Whether an answer with ``term`` may be used. ``term`` None: a scheduler alone on its store has none."""
         if term is None:
             return True
         if self.highest is not None and term < self.highest:

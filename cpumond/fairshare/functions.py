@@ -105,8 +105,7 @@ class ShareFunction:
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
 
     def exact_value(self, segment: int, suggestion: float) -> Vector:
-        """Return ``value_in``; but if the suggestion is, up to rounding, where two segments meet, the value of both
-        there."""
+        """``value_in``; but if the suggestion is, up to rounding, where two segments meet, the value of both there."""
         near = suggestion * 2.0**-51
         for n in (segment, segment + 1):
             if 0 <= n < len(self.starts) and abs(self.starts[n] - suggestion) <= near:
@@ -220,8 +219,7 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
 
 
 def _value_within(usage: Vector, limits: Vector) -> Vector:
-    """Return the value of section 9.1 for the fit factor, in [0, 1], at which growth to ``usage`` reaches the first
-    limit."""
+    """The value of section 9.1 for the fit factor, in [0, 1], at which growth to ``usage`` reaches the first limit."""
     top = max(usage)
     edges = [0.0, *sorted({x for x in usage if 0.0 < x < top}), top]
     factors = [edge / top for edge in edges]

@@ -170,8 +170,7 @@ class PoolNode:
         self.promised_totals: Sequence[Vector] = ()
 
     def renew(self, parent: PoolNode | None) -> PoolNode:
-        """Return the same pool for the next update, with its memory. Only if its operations and all below it are the
-        same."""
+        """The same pool for the next update, with its memory. Only if its operations and all below it are the same."""
         new = PoolNode(self.pool, parent)
         new.is_same = True
         new.index = self.index

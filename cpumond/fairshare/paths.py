@@ -152,8 +152,7 @@ Ramp = tuple[float, float, Vector]
 
 
 def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
-    """Append the sum of the children ``takers``, with a running value and slope; jumps and ramps are added as
-    heights."""
+    """Append the sum of the children ``takers``, with a running value and slope; jumps and ramps as heights."""
     changes: list[SlopeChange] = []
     breaks: list[tuple[float, int, int, int, Vector]] = []
     ramps: dict[tuple[int, int], Ramp] = {}

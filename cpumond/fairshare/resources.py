@@ -86,8 +86,7 @@ def of_share(x: Vector, total: Vector) -> Vector:
 
 
 def share(x: Vector, total: Vector) -> Vector:
-    """Return ``x`` as fractions of ``total``. If the cluster does not have a resource, its fraction is 0 for any ``x``
-    (0)."""
+    """Return ``x`` as fractions of ``total``. If the cluster lacks a resource, its fraction is 0 for any ``x`` (0)."""
     a, b, c, d, e = x
     f, g, h, i, j = total
     return (
@@ -112,8 +111,7 @@ def quantise_cpu(cores: float) -> float:
 
 
 def scale_cpu(cores: float, factor: float) -> float:
-    """Return ``cores``, a multiple of 0.01, times ``factor``. Computed in hundredths and rounded to a whole hundredth
-    (17)."""
+    """``cores``, a multiple of 0.01, times ``factor``. Computed in hundredths and rounded to a whole hundredth (17)."""
     return round_half_away(round(cores * 100.0) * factor) / 100.0
 
 

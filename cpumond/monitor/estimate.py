@@ -256,8 +256,7 @@ class UseWatch:
             self._glanced = reading
 
     def add(self, reading: CpuReading) -> None:
-        """Add the next reading. After a gap or a restart of the counters, it is only the baseline for the reading after
-        it."""
+        """Add the next reading. After a gap or restarted counters, it is only the baseline for the reading after it."""
         if self._parts:
             self.glance(reading)
         parts, self._parts, self._glanced = array("f", self._parts), [], reading
@@ -322,8 +321,7 @@ class UseWatch:
         )
 
     def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
-        """Run a rule over a short observation ``rounds`` times, so that its limit falls, then ``rounds`` times for the
-        result."""
+        """Run a rule over a short observation ``rounds`` times, for its limit to fall, then as often for the result."""
         reading = CpuReading(0.0, 0.0)
         follower = _Follower(start_state(self.hard_cores, 0.0), settings)
         follower.rebase(reading)

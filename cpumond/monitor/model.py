@@ -149,8 +149,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def looks_early(self) -> bool:
-        """Whether ``early_restore`` has an effect. It needs a burst, which lets a job exceed its limit before it is
-        throttled."""
+        """Whether ``early_restore`` acts: it needs a burst, which lets a job exceed its limit before throttling."""
         return self.is_ceiling and self.limit_rule == "peak" and self.early_restore != "off" and bool(self.burst_ratio)
 
     @property

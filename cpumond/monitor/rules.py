@@ -11,8 +11,7 @@ from cpumond.monitor.policy import Stepped
 
 
 class Rule(NamedTuple):
-    """A rule. ``step`` decides at a check, like ``policy.step``; ``look`` decides between two checks, like
-    ``policy.look``."""
+    """A rule. ``step`` decides at a check, like ``policy.step``; ``look`` between two checks, like ``policy.look``."""
 
     step: Callable[..., Stepped]
     look: Callable[[JobState, CpuReading, MonitorSettings], Stepped | None]

@@ -64,8 +64,7 @@ FAKE_CPUS = 128
 
 
 def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Create a fake v2 hierarchy ``root``/cgroup with FAKE_CPUS and ``tree`` in it; return the path of its
-    mountinfo."""
+    """Create a fake v2 hierarchy ``root``/cgroup with FAKE_CPUS and ``tree`` in it; return its mountinfo's path."""
     place = os.path.join(os.fspath(root), "cgroup")
     files = {"cgroup.controllers": "cpuset cpu io memory\n", "cpuset.cpus.effective": f"0-{FAKE_CPUS - 1}\n"}
     make_tree(place, {**files, **tree})
@@ -73,8 +72,7 @@ def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 class FakeClock:
-    """A clock that a test moves. ``advance`` moves all times, ``suspend`` only boot and wall time, ``set_wall`` only
-    wall time."""
+    """A clock for tests. ``advance`` moves all times, ``suspend`` boot and wall time, ``set_wall`` only wall time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._monotonic_s = start_s

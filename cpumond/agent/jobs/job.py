@@ -112,8 +112,7 @@ class AssignedJob:
         return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
 
     def note_usage(self, now: Usage) -> None:
-        """Store new figures. No sum ever falls, even if the monitor stops moving the limit or starts again to follow
-        the cgroup."""
+        """Store new figures. No sum falls, even if the monitor stops moving the limit or follows the cgroup anew."""
         if self.usage is not None:
             sums = {name: (getattr(self.usage, name) or 0.0, getattr(now, name) or 0.0) for name in SUMS}
             if fallen := {name: before for name, (before, after) in sums.items() if after < before}:

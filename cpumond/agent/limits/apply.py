@@ -184,8 +184,7 @@ class Applier:
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
-        """List the limits that are due to be written again: another program changed them, or a raise has become
-        possible."""
+        """List limits due to be written again: another program changed them, or a raise has become possible."""
         due = []
         for job in held:
             at_s = job.hold.write_at_s

@@ -320,8 +320,7 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """Handle that an operator set a unit's limit just before the agent's limit was to be set; the agent's limit was
-        not set then."""
+        """Handle that an operator set a unit's limit just before the agent's, which was therefore not set."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             # The unit's original is being restored, or its cgroup is gone.

@@ -83,8 +83,7 @@ class UnitLimits:
         return self._open() is not None and not (self._away or self._denied)
 
     def can_lower(self, unit: str) -> bool:
-        """Return whether systemd can lower a unit's limit. If it refused a limit of the unit, the agent writes the file
-        itself."""
+        """Whether systemd can lower a unit's limit. If it refused one, the agent writes the file itself."""
         return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
@@ -168,8 +167,7 @@ class UnitLimits:
         return unit in self._targets
 
     def takes_limits(self, unit: str) -> bool:
-        """Return whether systemd accepted a value of this run, or may have accepted one although its answer is
-        unknown."""
+        """Whether systemd accepted a value of this run, or may have accepted one although its answer is unknown."""
         record = self.read(unit)
         return record.acknowledged or (record.submitted and not (self._denied or self._missing))
 

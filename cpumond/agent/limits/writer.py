@@ -87,8 +87,7 @@ class LimitWriter:
         self.units = units
         self.totals = totals
         self.covered: list[str] = []
-        """Mount points that no longer show their hierarchy to other processes; while there are any, no limit is
-        lowered."""
+        """Mount points that no longer show their hierarchy to other processes; meanwhile no limit is lowered."""
         self.gone: dict[str, float | None] = {}
         self.returning: dict[str, Original] = {}
         self._again_at_s = -math.inf
@@ -241,8 +240,7 @@ class LimitWriter:
         return self.originals.get(path) or self.returning.get(path)
 
     def _is_unknown(self, path: str, unit: str) -> bool:
-        """Return whether an earlier run may have sent systemd a limit of a unit, and systemd has accepted no limit of
-        this run."""
+        """Whether an earlier run may have sent systemd a limit of a unit, and systemd has accepted none of this run."""
         return path in self._inherited and not self.units.read(unit).acknowledged
 
     def _find_former(self, path: str, unit: str) -> str | None:
@@ -595,8 +593,7 @@ def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """Return the limit in cores that ``current`` means for the job's actuator; the job's guarantee if the actuator
-    writes nothing."""
+    """Return the cores that ``current`` means for the job's actuator; its guarantee if the actuator writes nothing."""
     if job.actuator == "guarantee":
         return job.state.limit_cores
     if job.actuator == "weight":

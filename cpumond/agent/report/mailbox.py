@@ -112,8 +112,7 @@ class Mailbox:
                 self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Try once more to send a waiting heartbeat, and end. Return after ``timeout_s`` even if a request still
-        runs."""
+        """Try once more to send a waiting heartbeat, and end. Return after ``timeout_s`` even if a request runs."""
         timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         with self._changed:
             if self._end_at_s is None:
@@ -187,8 +186,7 @@ class Mailbox:
         return result
 
     def _settle(self, heartbeat: Heartbeat, result: SendFailure | Again | None) -> None:
-        """Count the result of an attempt. If no newer heartbeat waits, keep ``heartbeat`` for a retry. The caller holds
-        the lock."""
+        """Count an attempt's result. Without a newer one, keep ``heartbeat`` for a retry. The caller holds the lock."""
         now, replace = self._stats, msgspec.structs.replace
         if result is None:
             self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")

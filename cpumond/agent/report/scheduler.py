@@ -191,8 +191,7 @@ class SchedulerLink:
 
     @property
     def period_s(self) -> float:
-        """Period of heartbeats in seconds that the scheduler asks for, at most ``MAX_ASKED_PERIOD_S``; 0 if it asks for
-        none."""
+        """Heartbeat period in seconds asked by the scheduler, at most ``MAX_ASKED_PERIOD_S``; 0 if it asks for none."""
         with self._lock:
             return self._period_s
 

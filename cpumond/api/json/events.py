@@ -78,8 +78,7 @@ def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[st
 
 
 def may_see(rights: Rights, event: Event) -> bool:
-    """Whether the user may know of the operations that an event is about; for operations that are gone, their pool
-    decides."""
+    """Whether the user may know of the operations that an event is about; if these are gone, their pool decides."""
     if not event.operation or rights.user.admin or event.user == rights.user.name:
         return True
     record = rights.state.record_of(event.operation)

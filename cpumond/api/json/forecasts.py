@@ -62,8 +62,7 @@ def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
 
 
 def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
-    """Return a simulation without the operations that the user may not read, but with the number of these
-    operations."""
+    """A simulation without the operations that the user may not read, but with the number of these operations."""
 
     def may_read(operation_id: str) -> bool:
         if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:

@@ -19,8 +19,7 @@ from cpumond.scheduler.state.token_commands import MAX_NOTE, Life
 MAX_PAGE: Final = 1000
 MAX_TRENDS: Final = 200
 MAX_FILTER_CHARS: Final = 2000
-"""Maximum length of a formula that any user may send, because it is parsed in the event loop. Stored stages may have
-longer ones."""
+"""Maximum length of any user's formula, which is parsed in the event loop. Stored stages may have longer ones."""
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"

@@ -276,8 +276,7 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
 def _last_value(
     path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
 ) -> Any:
-    """The last value of edits of one attribute; ``known``: attributes that can be changed, if there are several. Raises
-    YtError."""
+    """The last value of edits of one attribute; ``known``: attributes to change, if several. Raises YtError."""
     for edit in edits:
         if edit.path != (name,):
             what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
@@ -319,8 +318,7 @@ _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", 
 
 
 async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
-    """Make lazy values like ``materialise``, with turns for other requests in between, because a tree may have
-    thousands of pools."""
+    """Make lazy values like ``materialise``, with turns for other requests: a tree may have thousands of pools."""
     turn = Turn(pause_s)
 
     async def convert(value: Any) -> Any:

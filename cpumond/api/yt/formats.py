@@ -211,8 +211,7 @@ def _decode_json_text(text: str) -> str:
 def write_json(
     value: Any, encode_utf8: bool = True, pretty: bool = False, give_way: Callable[[], object] | None = None
 ) -> bytes:
-    """Write ``value`` as JSON. Raises FormatError for values that JSON cannot express. ``give_way`` as in
-    ``write_value``."""
+    """Write ``value`` as JSON. Raises FormatError for values that JSON lacks. ``give_way`` as in ``write_value``."""
     pieces: list[bytes] = []
     _put_json(value, encode_utf8, 0, gather(pieces, give_way))
     data = b"".join(pieces)

@@ -39,8 +39,7 @@ class YtRequest:
 
 
 def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
-    """Parse the parameters in a text. ``where``: the place of the text, for errors. Raises YtError, as the next two
-    functions do."""
+    """Parse parameters in a text. ``where``: its place, for errors. Raises YtError, as the next two functions do."""
     try:
         value = strip_attributes(read_value(text, form, depth))
     except ParseError as error:
@@ -111,8 +110,7 @@ def plain(value: Any) -> Any:
 
 
 def get_path(request: YtRequest, name: str = "path") -> YPath:
-    """Parse a path. Like all functions here but ``get_flag`` it raises YtError for a missing parameter and a wrong
-    type."""
+    """Parse a path. Like all here but ``get_flag`` it raises YtError for a missing parameter and a wrong type."""
     if name not in request.parameters:
         raise YtError(f'{request.command}: parameter "{name}" is missing')
     return parse_ypath(request.parameters[name])

@@ -1,5 +1,4 @@
-"""State of the ``yt`` protocol between requests: replies for repeated requests (section 8), and the rate of each
-user."""
+"""State of the ``yt`` protocol between requests: replies for repeated requests (section 8), and each user's rate."""
 
 from __future__ import annotations
 
@@ -129,8 +128,7 @@ class ReplyCache:
             del self._replies[key]
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the output of ``export_reply`` from an earlier run; raises KeyError or ParseError for a wrong
-        form."""
+        """Restore the output of ``export_reply`` of an earlier run; raises KeyError or ParseError for a wrong form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])

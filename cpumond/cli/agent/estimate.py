@@ -173,8 +173,7 @@ def check_together_given(url: str | None, of_prometheus: Mapping[str, object], o
 
 
 def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorSettings]:
-    """Return the settings of each rule, its defaults overlaid by ``--set key=value``. Raises ConfigError,
-    UsageError."""
+    """The settings of each rule, its defaults overlaid by ``--set key=value``. Raises ConfigError, UsageError."""
     if "limit_rule" in parse_assignments(assignments):
         raise UsageError("--set limit_rule: the estimate covers every rule; leave it out")
     return dict(zip(RULES, read_settings_of_rules(assignments, RULES, UNUSED_OPTIONS), strict=True))

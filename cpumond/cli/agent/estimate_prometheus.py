@@ -274,8 +274,7 @@ USAGE: Final = {"cadvisor": "container_cpu_usage_seconds_total", "cpumond": "cpu
 def _choose(
     prometheus: Prometheus, metrics: Metrics, match: str, since_s: float, step_s: float, now_s: float, notes: list[str]
 ) -> tuple[str, float]:
-    """Choose the metrics to read (a key of USAGE) and the step in seconds, a multiple of the scrape interval if
-    known."""
+    """Choose the metrics (a key of USAGE) and the step in seconds, a multiple of the scrape interval if known."""
     probed = {}
     probe_s = min(max(20.0 * step_s, PROBE_S), since_s)
     for name in USAGE if metrics == "auto" else (metrics,):

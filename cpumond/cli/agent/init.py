@@ -1,5 +1,4 @@
-"""``cpumond init``: find the engines that run jobs on this host, and write the files that let cpumond follow those
-jobs."""
+"""``cpumond init``: find the engines that run jobs on this host, and write the files that let cpumond follow those."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class Received:
         self._superseded: dict[str, deque[str]] = {}
 
     def accept(self, heartbeat: Heartbeat, received_at: float) -> str:
-        """Store ``heartbeat`` (``received_at`` seconds since 1970) if it is new; return "" or the reason why it is
-        not."""
+        """Store ``heartbeat`` (``received_at`` seconds since 1970) if it is new; return "" or why it is not."""
         node_id = heartbeat.node_id
         superseded = self._superseded.setdefault(node_id, deque(maxlen=MAX_SUPERSEDED))
         if heartbeat.incarnation in superseded:
@@ -89,8 +88,7 @@ def _sum_cores(cores: Iterable[float]) -> float:
 
 
 def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
-    """Return a function that parses a body into a heartbeat, or raises ValueError with one sentence that names the
-    place."""
+    """A function that parses a body into a heartbeat, or raises ValueError with one sentence that names the place."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -242,8 +240,7 @@ def listen_on(listen: str, has_token: bool) -> socket.socket:
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, and print the address first. Call it in the main
-    thread."""
+    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, and print the address first. Call in the main thread."""
     import uvicorn
 
     server = uvicorn.Server(

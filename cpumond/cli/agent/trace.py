@@ -17,8 +17,7 @@ from cpumond.monitor.replay import MAX_LINE_CHARS
 
 
 def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
-    """The settings of ``--set key=value`` over the defaults. Raises ConfigError, also if options contradict each
-    other."""
+    """The settings of ``--set key=value`` over the defaults. Raises ConfigError, also for contradictory options."""
     return _convert(parse_assignments(assignments))
 
 

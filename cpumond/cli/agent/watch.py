@@ -201,8 +201,7 @@ def _read_order(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
 
 
 def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iterator[CpuReading]:
-    """Yield a reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM
-    comes."""
+    """Yield a reading each period, until the time is over, the cgroup is gone, or SIGINT or SIGTERM comes."""
     with ended_by((signal.SIGINT, signal.SIGTERM)) as ended:
         begin_s = next_s = time.monotonic()
         while not ended.is_set():

@@ -69,8 +69,7 @@ class BusSeen(msgspec.Struct, frozen=True):
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
-    """Find the agent that holds the lock of ``runtime_dir``, without taking the lock: that could make a starting agent
-    fail."""
+    """Find the agent that holds the lock of ``runtime_dir``, without taking it: that may make a starting agent fail."""
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)

@@ -160,8 +160,7 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
 
 
 def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
-    """Check the quotas of cgroups above the jobs; ``orders`` maps a job's path to its request in cores (None: its own
-    quota)."""
+    """Check quotas of cgroups above the jobs; ``orders`` : path of a job -> request in cores (None: its own quota)."""
     over: dict[str, list[str]] = {}
     caps: dict[str, float] = {}
     for path, ordered in orders.items():

@@ -1,5 +1,4 @@
-"""A tree file under construction: pools of a foreign configuration, and notes on options that it cannot express.
-Pure."""
+"""A tree file in the making: pools of a foreign configuration, and notes on options that it cannot express. Pure."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ OF_ALL: Final = {
     "max_running_operation_count_per_pool": 2000,
     "per_pool_counts_for_leaves_only": True,
 }
-"""Options of each tree, unless the configuration sets them: guarantees apply in full, and a pool without a count has no
-limit."""
+"""Options of each tree unless set: guarantees apply in full, and a pool without a count has no limit."""
 
 RESOURCES: Final = {
     "cpu": "cpu", "vcore": "cpu", "vcores": "cpu", "memory": "memory", "mem": "memory", "memory-mb": "memory",
@@ -48,8 +46,7 @@ AMOUNT: Final = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)(%?)"
 
 
 class Note(NamedTuple):
-    """An option that could not be expressed unchanged: ``where`` is the file and line, ``subject`` the queue or
-    account."""
+    """An option that could not be expressed unchanged: ``where`` : file and line, ``subject``: queue or account."""
 
     verdict: str
     option: str
@@ -111,8 +108,7 @@ class Making:
         return self.pools[name]
 
     def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a pool for a queue like ``add_pool``; the options of a topmost queue called root become those of the
-        tree."""
+        """Add a pool for a queue like ``add_pool``; the options of a topmost queue called root become the tree's."""
         if path == ("root",):
             return PoolTable(name=ROOT_POOL, parent="", options=self.options)
         return self.add_pool(path[path[0] == "root" :], parent, at)

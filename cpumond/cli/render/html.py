@@ -30,8 +30,7 @@ def format_amount(value: float) -> str:
 
 
 def as_text(text: str) -> str:
-    """Escape a name or sentence as markup; invisible characters, for example changes of the writing direction, are made
-    visible."""
+    """Escape text as markup; invisible characters, such as changes of the writing direction, become visible."""
     return html.escape(escape(text))
 
 

@@ -67,8 +67,7 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
 
 
 def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """Give a command the options of ``connection_options`` and ``output_options``; the latter set ``as_json`` of the
-    client."""
+    """Give a command ``connection_options`` and ``output_options``; the latter set ``as_json`` of the client."""
 
     @connection_options
     @output_options("Print the scheduler's answer as JSON.")

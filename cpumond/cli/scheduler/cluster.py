@@ -74,8 +74,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True):
-    """Output of ``cluster --json`` once the cluster is ready. ``schedulers``: address -> process id, ``nodes``: by
-    node_id."""
+    """Output of ``cluster --json`` once it is ready. ``schedulers``: address -> process id, ``nodes``: by node_id."""
 
     scheduler: str
     web: str

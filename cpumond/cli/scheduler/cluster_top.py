@@ -40,8 +40,7 @@ KEYS: Final = "p pools, o operations, n nodes; sort: u allocated, d demand, s sh
 
 
 class ClusterPicture(msgspec.Struct, frozen=True):
-    """Answer of ``top --cluster --json``: a tree with its pools, the operations with the largest allocations, and the
-    nodes."""
+    """Answer of ``top --cluster --json``: a tree with its pools, the largest operations, and the nodes."""
 
     tree: TreeView
     pools: list[PoolView]

@@ -288,7 +288,6 @@ def write_output(content: bytes) -> None:
 
 
 def make_visible(content: bytes) -> str:
-    """Bytes as text without control of the terminal: everything but newlines, tabs and printable characters is
-    escaped."""
+    """Bytes as text without control of the terminal: all but newlines, tabs and printable characters is escaped."""
     text = content.decode("utf-8", "backslashreplace")
     return "".join(sign if sign in "\n\t" else escape(sign) for sign in text)

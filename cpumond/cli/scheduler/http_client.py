@@ -245,8 +245,7 @@ class SchedulerClient:
         return httpx2.Client(transport=transport, timeout=timeout, trust_env=False, base_url=base, headers=headers)
 
     def stream(self, path: str, body: object) -> Iterator[bytes]:
-        """Yield the lines of the answer to a POST that changes nothing, as they arrive. Raises the errors of
-        ``request``."""
+        """Yield the lines that answer a POST that changes nothing, as they arrive. Raises the errors of ``request``."""
         import httpx2
 
         self.request("GET", "/me")  # finds the leader

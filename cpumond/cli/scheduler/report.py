@@ -1,5 +1,4 @@
-"""``cpumond report``: CPU that pools and operations requested, used and gave up over a time, from the scheduler's
-history."""
+"""``cpumond report``: CPU that pools and operations requested, used and gave up, from the scheduler's history."""
 
 from __future__ import annotations
 
@@ -311,8 +310,7 @@ OPERATION_COLUMNS: Final = (
 
 
 def render_text(report: ReportView, since_s: float, top: int, width: int | None, colour: bool) -> str:
-    """Two tables for each tree, and the meaning of their columns; at most ``top`` users. ``since_s``: the requested
-    time."""
+    """Two tables for each tree, and the meaning of their columns; at most ``top`` users. ``since_s``: as requested."""
     parts = [grid.fold(line, width) for line in describe_time(report, since_s)]
     for tree in report.trees:
         parts += ["", grid.paint(f"tree {escape(tree.tree)}", "bold", colour)]

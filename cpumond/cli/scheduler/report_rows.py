@@ -135,8 +135,7 @@ def is_by_day(report: ReportView) -> bool:
 
 
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
-    """The report reduced to a pool with its sub-pools and ``top`` of their operations. Raises NoSuchError for an
-    unknown pool."""
+    """The report reduced to a pool with its sub-pools and ``top`` of their operations. Raises NoSuchError."""
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
     if not trees:
         names = sorted({row.name for tree in report.trees for row in tree.pools})

@@ -256,8 +256,7 @@ def _read_cgroup(file: str) -> str | None:
 
 
 def _holds(directory: str, pid: int) -> bool:
-    """Return whether a process is in a cgroup, by its PID in this PID namespace. There, processes of other namespaces
-    have PID 0."""
+    """Whether a process is in a cgroup, by its PID in this PID namespace. Those of other namespaces are 0 there."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), "rb") as file:
             return any(int(line) == pid for line in file)

@@ -181,8 +181,7 @@ class JobCgroupTree:
         return [self.hierarchies.name(os.path.join(place, "cgroup.procs")) for place in made]
 
     def _make_parent(self, mount: str, parent: str) -> None:
-        """Create the parent cgroup of jobs and, on v2, delegate the controllers to them. Raises OSError,
-        CreateError."""
+        """Create the parent cgroup of jobs; on v2 delegate the controllers to them. Raises OSError, CreateError."""
         place = mount
         above = [mount]
         for part in parent.split("/") if parent else []:

@@ -26,8 +26,7 @@ def parse_flat_keyed(text: str) -> dict[str, int]:
 
 
 def parse_throttled(raw: bytes) -> int:
-    """Parse only ``nr_throttled`` of a cpu.stat; 0 if it is missing because a quota was never set. Raises
-    ValueError."""
+    """Parse only ``nr_throttled`` of cpu.stat; 0 if it is missing because a quota was never set. Raises ValueError."""
     start = raw.find(b"nr_throttled ")
     return 0 if start < 0 else int(raw[start + 13 : raw.index(b"\n", start)])
 

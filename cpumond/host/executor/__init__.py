@@ -27,8 +27,7 @@ def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Execut
 
 
 def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
-    """Return the class of jobs on reclaimed CPU for an executor of this kind; only files are read, nothing is
-    created."""
+    """The class of jobs on reclaimed CPU for an executor of this kind; only files are read, nothing is created."""
     from cpumond.core.job_cgroups import IDLE_SLICE
     from cpumond.host.cgroup.idle import IdleParent
 

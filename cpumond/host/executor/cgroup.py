@@ -290,8 +290,7 @@ class CgroupExecutor(Executor):
             self._report(job)
 
     def _report(self, job: _Job) -> None:
-        """Perform the last step of a finished job: the keeper and this executor forget the job, and the agent gets the
-        event."""
+        """Finish a job: the keeper and this executor forget it, and the agent gets the event."""
         record = job.record
         self._keeper.send("forget", record.job_id)
         if record.directory:

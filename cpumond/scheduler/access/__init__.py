@@ -86,8 +86,7 @@ class Rights:
         return Access(what, tuple(entries), is_open, "" if is_open else closed_by, record.user, OWNED)
 
     def places_of(self, record: OperationRecord) -> Iterator[tuple[str, str]]:
-        """For each existing tree of an operation, yield the tree and the explicit pool whose access lists apply to the
-        operation."""
+        """Yield each existing tree of an operation, with the explicit pool whose access lists apply to it."""
         live = self.state.operations.get(record.id)
         for name, options in record.trees.items():
             tree = self.state.config.trees.get(name)

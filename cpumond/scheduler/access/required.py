@@ -335,8 +335,7 @@ def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterat
 
 
 def _transfer(state: State, command: commands.TransferPoolResources, _: Rights) -> Iterator[Need]:
-    """Yield ``write`` on the parent of each pool that changes: of both pools, and of their ancestors below the common
-    ancestor."""
+    """Yield ``write`` on the parent of each changed pool: of both pools, and their ancestors below the common one."""
     tree = state.config.trees.get(command.tree)
     if tree is None or command.source not in tree.pools or command.destination not in tree.pools:
         return

@@ -109,8 +109,7 @@ def is_inside(told: Interval, began: float) -> bool:
 
 
 def place_of(raw: Interval, began: float) -> float | None:
-    """Return the position of a start in its interval: -1 to 1 if inside, None if the interval has no end on the side of
-    the start."""
+    """The position of a start in its interval: -1 to 1 if inside, None if it has no end on the side of the start."""
     if raw.middle is None:
         return None
     half_s = _half_s(raw, began < raw.middle)

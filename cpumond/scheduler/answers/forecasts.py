@@ -195,8 +195,7 @@ class Forecasts:
             self.cpu_s += 0.0 if child is None else child.cpu_s
 
     async def _await_update(self) -> None:
-        """Wait until an update has just ended. The update needs most of the memory: the next one then finds its pages
-        copied."""
+        """Wait until an update just ended. It needs most of the memory: the next one then finds its pages copied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_PERIOD_S):
                 await self._updated.wait()

@@ -117,8 +117,7 @@ def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
 
 
 def list_counts_above(look: Look, obstacle: Obstacle, waits: Collection[str]) -> list[Obstacle]:
-    """Return the limits of running operations above ``obstacle`` that the operations below it reach next, the nearest
-    first."""
+    """The limits of running operations above ``obstacle`` that the operations below it reach next, nearest first."""
     found: dict[Obstacle, None] = {}
     for each in waits:
         limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]

@@ -77,8 +77,7 @@ NONE_AHEAD: Final = Ahead()
 
 
 def default_parent(tree: Tree) -> PoolElement:
-    """Return the parent of new ephemeral pools: ``default_parent_pool``, or the root if that cannot have sub-pools
-    (2.4)."""
+    """The parent of new ephemeral pools: ``default_parent_pool``, or the root if that cannot have sub-pools (2.4)."""
     name = tree.config.settings.default_parent_pool
     pool = tree.pools.get(name)
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
@@ -118,8 +117,7 @@ def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: Operati
 
 
 def find_place(tree: Tree, wanted: str, user: str) -> PoolElement:
-    """Return the pool that ``choose_pool`` would choose, or the parent of a pool that ``choose_pool`` would create;
-    raises nothing."""
+    """The pool that ``choose_pool`` would choose, or the parent of one that it would create; raises nothing."""
     name = wanted or user
     known = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if known is None and SUBPOOL_DELIMITER in name:
@@ -233,8 +231,7 @@ def _too_many(pool: str, limit: int, tree: str) -> CommandError:
 
 
 def find_full(element: OperationElement) -> PoolElement | None:
-    """Return the first pool on the way to the root that already runs the maximum number of operations; None if there is
-    none (3.2)."""
+    """The first pool on the way to the root that runs the maximum number of operations; None if there is none (3.2)."""
     for pool in element.ancestors():
         if pool.running_operation_count >= pool.max_running_operation_count:
             return pool

@@ -315,8 +315,7 @@ def fits_orders(unordered_cores: float, cores: float) -> bool:
 
 
 def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
-    """Whether the CPU that is not requested is enough for a job of the operation. It always is if the operation allows
-    reclaimed CPU."""
+    """Whether unrequested CPU is enough for a job of the operation. Always, if it allows reclaimed CPU."""
     return record.allow_reclaimed or fits_orders(unordered_cores, cores)
 
 
@@ -337,8 +336,7 @@ def is_in_idle_class(job: Job) -> bool:
 
 
 def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
-    """Return ``set_container_cpu_limit`` of the nearest pool, from ``pool`` up, that sets it, or else that of the tree
-    (1.10)."""
+    """``set_container_cpu_limit`` of the nearest pool, from ``pool`` up, that sets it, else that of the tree (1.10)."""
     while pool is not None:
         if pool.settings.set_container_cpu_limit is not None:
             return pool.settings.set_container_cpu_limit

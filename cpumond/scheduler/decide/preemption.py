@@ -77,8 +77,7 @@ class Targets:
 
 @dataclass(slots=True, eq=False)
 class _Below:
-    """What is at or below one element: the children on the way to targets, with their rank, and the requests of these
-    targets."""
+    """At or below one element: the children on the way to targets, with their rank, and the requests of the targets."""
 
     children: dict[Element, int] = field(default_factory=dict)
     orders: dict[Vector, None] = field(default_factory=dict)
@@ -131,8 +130,7 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal", "guarantee
 
 
 class _Budget:
-    """Number of searches in one attempt. Earlier attempts made the searches before ``first``, which are not
-    repeated."""
+    """Searches in one attempt. Earlier attempts made the searches before ``first``, which are not repeated."""
 
     def __init__(self, first: int) -> None:
         self.first = first

@@ -100,8 +100,7 @@ def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
 
 
 def left_of(run_s: list[float], ran_s: float, at: float) -> float:
-    """Return the remaining run time of a job that has run for ``ran_s``: the quantile ``at`` (0 to 1) of run times
-    longer than that."""
+    """The remaining run time of a job after ``ran_s``: the quantile ``at`` (0 to 1) of run times longer than that."""
     first = bisect_right(run_s, ran_s)
     longer = len(run_s) - first
     if longer:

@@ -395,8 +395,7 @@ def _options(settings: TreeSettings) -> fairshare.Options:
 
 
 def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
-    """Return pool -> share of its strong guarantee, and the sum of the flow ratios in its subtree (2.5, weight
-    inference)."""
+    """Pool -> share of its strong guarantee, and the sum of the flow ratios in its subtree (2.5, weight inference)."""
     found: dict[str, tuple[Vector, float]] = {}
     for pool in reversed((tree.root, *tree.pools.values())):
         below = [found[name] for name in pool.children]
@@ -558,8 +557,7 @@ def element_name(element: PoolElement | OperationElement) -> str:
 
 
 def describe_filters(element: PoolElement | OperationElement) -> str:
-    """Return ``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" if there is no filter
-    (2.13)."""
+    """``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" if there is no filter (2.13)."""
     path: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     filters = [
         (options.scheduling_tag_filter.strip(), element_name(each))

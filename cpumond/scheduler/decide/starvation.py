@@ -218,8 +218,7 @@ def list_priorities(element: OperationElement) -> list[TargetPriority]:
 
 
 def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
-    """Whether the element that gave an operation this priority at the last update is still below its share (6.2,
-    6.3)."""
+    """Whether the element that gave this priority at the last update is still below its share (6.2, 6.3)."""
     if priority == "guarantee":
         return may_claim(element)
     with_ancestors = element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors"

@@ -1,5 +1,4 @@
-"""Candidates for preemption on one node, and the victims among them for one job of a target (semantics.md 6.6).
-Pure."""
+"""Candidates for preemption on one node, and victims among them for one job of a target (semantics.md 6.6). Pure."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Candidate:
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside this pool may preempt the candidate."""
         self.rank = int(job.task.fail_on_job_restart)
-        """Lower ranks end first: less protected lists, and within a list jobs whose end does not fail their
-        operation."""
+        """Lower ranks end first: less protected lists, in a list jobs whose end does not fail their operation."""
         self.lost_core_seconds = 0.0
 
 
@@ -205,8 +203,7 @@ class Losses:
 
 
 class Swap:
-    """The search for victims for one request of one target. ``before``: preemptions already planned for other jobs of
-    this target."""
+    """The search for victims for one request of a target. ``before``: preemptions planned for its other jobs."""
 
     def __init__(self, stage: SwapStage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
         self.stage = stage
@@ -263,8 +260,7 @@ class Swap:
         return self._spare(victims, rooms)
 
     def _take(self, each: Candidate, rooms: list[_Room]) -> list[_Room] | None:
-        """Note this victim's end and return the resources still missing; None if the victim is protected or not
-        necessary."""
+        """Note this victim's end and return the resources still missing; None if it is protected or not necessary."""
         side, depth = self._find_side(each.element)
         gifts = [room.freed_by(each, depth) for room in rooms]
         needed = any(gift is not None and uses(gift, room.missing) for gift, room in zip(gifts, rooms, strict=True))
@@ -367,8 +363,7 @@ class Swap:
         return self._refuse(side)
 
     def _claims(self, branch: Element) -> bool:
-        """Whether the target's side is below its guarantee, and would still be within its fair share with the request
-        (6.10)."""
+        """Whether the target's side is below its guarantee, and still within its fair share with the request (6.10)."""
         order = add(self.order, self.before.ordered)
         after = max(share(add(branch.usage, order), branch.tree.total))
         return claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON

@@ -1,5 +1,4 @@
-"""Jobs that may be preempted, and jobs that must end although no other job needs their place (semantics.md 1.9, 6.4 to
-6.7)."""
+"""Jobs that may be preempted, and jobs that must end though no job needs their place (semantics.md 1.9, 6.4 to 6.7)."""
 
 from __future__ import annotations
 

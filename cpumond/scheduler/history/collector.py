@@ -206,8 +206,7 @@ class Collector:
                 rows.values.extend(values_of(each))
 
     def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
-        """Add the last points of elements that are gone, with the growth of their counters since the last time they
-        were read."""
+        """Add the last points of elements that are gone, with the growth of their counters since the last read."""
         for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
             self._gone[element] = self._seen.pop(element)
         while state.ended_elements:

@@ -187,8 +187,7 @@ class HistoryFile:
             self._db = None
 
     def guard(self, doing: str, work: Callable[[], object]) -> bool:
-        """Run ``work`` on the file. A failure is counted and logged, and damage repaired. Return False if ``work``
-        failed."""
+        """Run ``work`` on the file. A failure is counted and logged, and damage repaired. Return False if it failed."""
         try:
             work()
         except Exception as error:

@@ -326,8 +326,7 @@ class _Worker:
         self._is_started = False
 
     def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Return the future result, for the running event loop. If it is cancelled before its turn, the work is
-        skipped."""
+        """The future result, for the running event loop. If it is cancelled before its turn, the work is skipped."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tasks.put((kind, next(self._numbers), work, answer))
         if not self._is_started:

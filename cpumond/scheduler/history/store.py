@@ -254,8 +254,7 @@ class HistoryStore:
         del self._chunks[chunk.id]
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest chunk; without chunks, the oldest day except today. Return False if nothing is left to
-        drop."""
+        """Drop the oldest chunk; without chunks, the oldest day except today. Return False if nothing is left."""
         if self._chunks:
             self._drop(min(self._chunks.values(), key=lambda each: (each.end, each.id)))
             return True

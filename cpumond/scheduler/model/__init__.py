@@ -614,8 +614,7 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
 
 
 class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One preemption: preempted job, beneficiary, reason and freed resources (``why_preempted``). ``at``: seconds since
-    1970."""
+    """One preemption: job, beneficiary, reason and freed resources (``why_preempted``). ``at``: seconds since 1970."""
 
     job_id: str
     operation_id: str

@@ -60,8 +60,7 @@ class PredictedStop(msgspec.Struct, frozen=True):
 
 
 class PredictedShare(msgspec.Struct, frozen=True):
-    """Fair share and allocated cores (``used``) of a pool, as means over the simulated time. ``after``: with the
-    change."""
+    """Fair share and allocated cores (``used``) of a pool, means over the simulation. ``after``: with the change."""
 
     tree: str
     pool: str

@@ -168,8 +168,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: the file from which it was read, "" if
-    none."""
+    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: its file, "" if none."""
 
     state_dir: Text = "/var/lib/cpumond-scheduler"
     cluster_name: Text = "cpumond"
@@ -359,8 +358,7 @@ def _check_waste(config: SchedulerConfig) -> None:
 
 
 def _check_secrets(config: SchedulerConfig) -> None:
-    """Heartbeat responses carry secrets to nodes. Check that no other user can read them, or get them by pretending
-    to be a node."""
+    """Check that no other user can read the secrets in heartbeat responses, or get them as a pretended node."""
     path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
     if not path:
         return

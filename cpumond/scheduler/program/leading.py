@@ -42,8 +42,7 @@ def read_boot_s() -> float:
 
 
 class FencedStore:
-    """The store of one reign. It refuses writes after the reign is over, and reports if another scheduler has ended the
-    reign."""
+    """The store of one reign. It refuses writes after it, and reports if another scheduler has ended it."""
 
     def __init__(self, store: Store, may_write: Callable[[], bool], lost: Callable[[FencedError], None]) -> None:
         self._store = store

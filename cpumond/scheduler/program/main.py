@@ -315,8 +315,7 @@ def _share(
 
 
 def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
-    """Return the address, ``host:port``, at which clients reach this scheduler; "" if only ``[api] advertise`` can tell
-    it."""
+    """The address, ``host:port``, at which clients reach this scheduler; "" if only ``[api] advertise`` can tell it."""
     if api.advertise:
         return api.advertise
     host, _ = parse_listen(api.address, "api.listen")

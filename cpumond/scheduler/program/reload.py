@@ -18,8 +18,7 @@ log = structlog.get_logger("cpumond.scheduler")
 
 
 def check_files(config: SchedulerConfig) -> None:
-    """Read the files that the configuration names, as at a start, but keep nothing. Raises ConfigError or
-    AccessError."""
+    """Read the configuration's files, as at a start, but keep nothing. Raises ConfigError or AccessError."""
     load_identities(config)
     if config.secrets_key_file:
         load_keys(config.secrets_key_file)

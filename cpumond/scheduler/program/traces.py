@@ -17,8 +17,7 @@ TIMEOUT_S: Final = 5.0
 
 
 class TraceSender:
-    """Sends spans of operations that have ended. Spans that the endpoint does not accept are dropped; nothing waits for
-    them."""
+    """Sends spans of ended operations. Spans that the endpoint does not accept are dropped; nothing waits for them."""
 
     def __init__(self, endpoint: str, cluster_name: str) -> None:
         """Prepare to send to ``endpoint``, for example http://localhost:4318/v1/traces. Raises ConfigError."""

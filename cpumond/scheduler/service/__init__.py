@@ -169,8 +169,7 @@ class Scheduler:
         self.timings = Timings()
         self.started_at = clock.now()
         self.store_problem = ""
-        """Why the next process would not find the store at its place; "" if it would. While this is set, commands are
-        refused."""
+        """Why the next process would not find the store in place; "" if it would. While set, commands are refused."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
         self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")

@@ -33,8 +33,7 @@ def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float
 
 
 def look_s(period_s: float) -> float:
-    """Return the seconds until the load is checked again. By then all nodes have received ``period_s`` and used it for
-    a while."""
+    """Return the seconds until the load is checked again. By then all nodes have used ``period_s`` for a while."""
     return max(LOOK_S, 2.5 * period_s)
 
 

@@ -119,8 +119,7 @@ def by_rule(note: RetryNote, job: JobRecord) -> tuple[EndError, str]:
 
 
 def would_restart(job: JobRecord) -> tuple[EndError, str]:
-    """Return the error, and its sentence, of an operation with ``fail_on_job_restart`` whose job ended before its work
-    was done."""
+    """Error, and its sentence, of an operation with ``fail_on_job_restart`` whose job ended with work left."""
     reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
     told: dict[str, str | int | float] = {"reason": reason, "job_id": job.id}
     if job.state != "failed":

@@ -776,8 +776,7 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
 
 
 def count_left(record: OperationRecord, task: Task, active: int) -> int:
-    """Return how many jobs of a task are still to be started; 0 or less if there are none. ``active``: number of its
-    active jobs."""
+    """How many jobs of a task are still to be started, <= 0 for none. ``active``: its active jobs."""
     counts = record.counts.get(task.name)
     if counts is None:
         return task.job_count - active

@@ -176,8 +176,7 @@ def check_policy(policy: Iterable[str]) -> None:
 
 
 def find_kind(job: JobRecord) -> tuple[str, int]:
-    """Return the kind of failure that ended a job ("" if rules cannot name it), and the exit code, if that is the only
-    cause."""
+    """The kind of failure that ended a job ("" if rules cannot name it), and the exit code, if the only cause."""
     if job.state == "lost":
         return "node_lost", 0
     if job.not_started:

@@ -204,8 +204,7 @@ def _fits_any(tree: Tree, text: str) -> bool:
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """Return new records of operations whose pool is renamed in ``config``, or is removed there and remains as an
-    ephemeral pool."""
+    """New records of operations whose pool is renamed in ``config``, or removed there and stays ephemeral."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)

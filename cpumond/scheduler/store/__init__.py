@@ -118,8 +118,7 @@ class Arbiter(Protocol):
         ...
 
     def renew(self, term: int, lease_s: float) -> bool:
-        """Extend the lease of this arbiter's ``term`` until ``lease_s`` from now. Return False if another scheduler has
-        taken it."""
+        """Extend the lease of this arbiter's ``term`` until ``lease_s`` from now. False if another took it."""
         ...
 
     def give_up(self, term: int) -> None:

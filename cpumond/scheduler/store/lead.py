@@ -76,8 +76,7 @@ class Lead:
         return self.is_own and self.term == term and now_s < self.until_s
 
     def find_leader(self, now_s: float) -> str:
-        """Return the address of another scheduler that leads; "" if none is known. An address older than a lease does
-        not count."""
+        """The address of another scheduler that leads; "" if none is known. One older than a lease does not count."""
         return self.leader if not self.is_own and now_s - self.heard_s < self.lease_s else ""
 
     def find_step(self, now_s: float) -> LeadStep:
@@ -117,6 +116,5 @@ class Lead:
         return replace(self, error=error, next_s=now_s + again_s)
 
     def ended(self, now_s: float, rest_s: float = 0.0) -> Lead:
-        """Return the lead after the end of its own term. For ``rest_s`` this scheduler does not try to lead again:
-        another one can."""
+        """The lead after the end of its own term. For ``rest_s`` this scheduler does not try again: another one can."""
         return replace(self, is_own=False, leader="", until_s=-math.inf, next_s=now_s + rest_s)

@@ -34,8 +34,7 @@ def is_conninfo(place: str) -> bool:
 
 
 def describe_place(place: str) -> str:
-    """Return the name of a store for messages: the path, or the database without its password. Raises ConfigError,
-    StoreError."""
+    """A store's name for messages: the path, or the database without its password. Raises ConfigError, StoreError."""
     if is_conninfo(place):
         return str(_import_postgresql().name_database(place))
     return os.path.realpath(place)

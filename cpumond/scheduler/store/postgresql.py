@@ -113,8 +113,7 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, create_log)
 
 
 class PostgresArbiter:
-    """The ``Arbiter`` on a PostgreSQL database; connects at its first call. Raises StoreError for a wrong
-    ``conninfo``."""
+    """The ``Arbiter`` on PostgreSQL; connects at its first call. Raises StoreError for a wrong ``conninfo``."""
 
     def __init__(
         self,
@@ -375,8 +374,7 @@ class PostgresStore:
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
-        """Return the newest entries, through a separate session. Raises StoreError, or FencedError if this term is
-        over."""
+        """The newest entries, through a separate session. Raises StoreError, or FencedError if this term is over."""
         with self._reading:
             self._check_open()
             try:

@@ -387,8 +387,7 @@ def _pick_mode(path: str) -> str:
 
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
-    """Create the database with a temporary name first: a file at ``path`` is always complete, so an empty one there is
-    damaged."""
+    """Create the database under a temporary name: a file at ``path`` is always complete, an empty one damaged."""
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
         raise _damaged(path, f"the database is gone, but its {path}{left[0]} is there")

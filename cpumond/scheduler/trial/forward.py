@@ -31,8 +31,7 @@ LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
 """Later, intervals grow up to this fraction of the time since then; SMALL_DETAIL applies to small clusters."""
 REACTION_S: Final = 0.05
-"""Delay from the start or end of a job on a node to the heartbeat that reports it: agents send such a heartbeat
-early."""
+"""Delay from the start or end of a job on a node to the heartbeat that reports it: agents send it early."""
 PROGRESS_EVENTS: Final = 1000
 LOOK_EVENTS: Final = 20
 MOST_BARREN: Final = 8
@@ -48,8 +47,7 @@ class Load(Protocol):
         """Return the fraction of its request at which a job's limit settles, and the seconds until then."""
 
     def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
-        """Return the next operation that a user starts, with the id and sequence of a known one; None if none is
-        expected."""
+        """The next operation that a user starts, with the id and sequence of a known one; None if none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +133,7 @@ class Forward:
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
         self._barren: dict[Hashable, list[tuple[Vector, float]]] = {}
-        """Kind of node -> free resources and ``unordered_cores`` on which nothing could be placed since the last update
-        or change."""
+        """Node kind -> free resources and ``unordered_cores`` where nothing fitted since the last update or change."""
 
     def run(
         self,

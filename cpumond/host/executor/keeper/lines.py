@@ -38,8 +38,7 @@ class LineConnection:
         return True
 
     def receive(self) -> list[bytes] | None:
-        """Return the lines that one read brings; None if the other end is gone. Raises BlockingIOError if nothing
-        came."""
+        """The lines that one read brings; None if the other end is gone. Raises BlockingIOError if nothing came."""
         try:
             data = self.sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:

@@ -70,8 +70,7 @@ def unit_name(job_id: str) -> str:
 
 
 def unit_path(unit: str) -> str:
-    """Return the bus object of a unit; a character that is neither a letter nor a digit becomes ``_`` and two
-    hexadecimal digits."""
+    """The bus object of a unit; a character that is no letter or digit becomes ``_`` and two hexadecimal digits."""
     escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
     return f"/org/freedesktop/systemd1/unit/{escaped}"
 
