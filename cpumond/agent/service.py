@@ -255,9 +255,8 @@ class Agent:
     def read_snapshot(self) -> TickSnapshot | None:
         """Return a frozen snapshot of the state after the newest tick; None before the first tick. For any thread.
 
-        The tick's thread makes the snapshot between two ticks, only on demand: to make a view of each job at each tick,
-        most of which were never read, was a third of the agent's cost. Raises UnavailableError or TimeoutError like
-        ``call``."""
+        The tick's thread makes the snapshot between two ticks, only on demand: views of each job at each tick, mostly
+        never read, were a third of the agent's cost. Raises UnavailableError or TimeoutError like ``call``."""
         made = self.context.due.snapshot
         if made is not None or self.context.last is None:
             return made

@@ -68,8 +68,7 @@ class Gate:
         return self.settings.asks_kernel and client is not None and is_loopback(client[0])
 
     def find_user(self, request: Request, *, takes_session: bool = False) -> User:
-        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as described
-        above.
+        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
 
         ``takes_session``: a browser's session counts if there is no Authorization header. An administrator may act for
         another user (``X-YT-User-Name``). Raises CommandError.

@@ -212,10 +212,9 @@ class JobView(JobFigures, frozen=True):
     version without cookies started the job. ``incarnation`` and ``gang_rank``: with ``gang_options`` (7.5), -1 without
     a rank.
 
-    ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the
-    node has reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage``
-    of the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null if no node has reported
-    them.
+    ``node`` equals ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the node has
+    reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage`` of the
+    last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null if no node has reported them.
     """
 
     id: str
@@ -380,8 +379,7 @@ def find_operations(
     rights: Rights, *, sort: OperationOrder = "start_time", descending: bool = True, cause: str = "",
     causes: Mapping[str, Causes] = {}, **filters: Any,
 ) -> list[OperationRecord]:  # fmt: skip
-    """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started comes
-    first.
+    """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started first.
 
     ``cause``: only operations that wait for this cause (as in ``causes``) in one of their trees, or have this state.
     """

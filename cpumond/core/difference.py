@@ -1,8 +1,7 @@
 """Heartbeats sent as differences from the last accepted one; pure.
 
 A difference saves bytes and the work of reading them: within a second, most jobs of a node do not change. The full
-state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not answered or not
-accepted."""
+state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not accepted."""
 
 from __future__ import annotations
 

@@ -142,8 +142,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The full state of one node.
 
     ``cpu_capacity`` is the node's CPUs in cores. ``sent_at`` is in seconds since 1970, for people only, never compared.
-    ``jobs`` holds every live job, including those that are stopping. The heartbeat of a node that is not registered is
-    dropped."""
+    ``jobs`` holds every live job, including those that stop. The heartbeat of an unregistered node is dropped."""
 
     node_id: _Name
     incarnation: _Name

@@ -23,8 +23,7 @@ def limits_of_total(total: Vector, ratio: float) -> Vector:
 
 
 def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vector, ratio: float | None) -> Vector:
-    """Return the limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md
-    2.10).
+    """Limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md 2.10).
 
     ``parent_limits`` are the result of this function for the parent (for an operation: its pool), so it is called from
     the root down; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned.

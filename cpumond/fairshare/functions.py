@@ -1,5 +1,4 @@
-"""Share functions: the share that an element takes at each suggestion; here those of operations (fair_share_update.md 8
-and 9)."""
+"""The share that an element takes at each suggestion; here those of operations (fair_share_update.md 8 and 9)."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ class ShareFunction:
 
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
         """Return where and by how much the slope changes, as a function of x in [0, reach]; the suggestion is x *
-        factor. Ramps count as flat. A pool's result is kept for the next sum, since computing it takes longer than an
-        operation's."""
+        factor. Ramps count as flat. A pool's result is kept for the next sum: it takes longer than an operation's."""
         if not self.positions:
             return self._list_changes(factor, reach * factor)
         if self._changes[0] != factor:

@@ -144,8 +144,7 @@ def exact_cpu(x: Vector) -> Vector:
 
 
 def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """Return the greatest double in [low, high], both >= 0, for which a monotone predicate holds; it must hold for
-    ``low`` (0)."""
+    """The greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds for ``low`` (0)."""
     if holds(high):
         return high
     least_bits, bits = _bits(low), _bits(high)

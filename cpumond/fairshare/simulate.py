@@ -152,8 +152,7 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
 
 
 def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) -> None:
-    """Check that the repeated events of one operation end within their period. ``first`` is at ``place`` in the
-    script."""
+    """Check that repeated events of an operation end within their period. ``first`` is at ``place`` in the script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
     # A sudden change of demand just as the next round begins would be undone at once.
@@ -170,14 +169,12 @@ def count_steps(until_s: float, step_s: float) -> int:
 
 
 def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[SimulationRow]:
-    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s``, inclusive: at each step one row per pool,
-    in order.
+    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s``, inclusive: one row per pool each, in order.
 
     Each step is one update with the demand of that moment. ``accumulated_volume`` and ``last_share_ratio`` of an
-    integral pool are passed on to the next step. An operation uses its whole grant at once, until the next step: no
-    jobs have to start or stop, so real pools follow more slowly. ``step_s`` (> 0) is the period of updates: a volume is
-    used up over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept
-    ``scenario``.
+    integral pool are passed on to the next step. An operation uses its whole grant at once, until the next step; real
+    pools, whose jobs start and stop, follow more slowly. ``step_s`` (> 0) is the period of updates: a volume is used up
+    over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept ``scenario``.
     """
     snapshot = scenario.snapshot
     pools = snapshot.pools

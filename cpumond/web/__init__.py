@@ -58,8 +58,7 @@ class StaticFile:
 
 
 def make_web_routes(index: str) -> list[Route]:
-    """Routes: ``/`` is the file ``index``, ``/web/NAME`` any other. No authentication, because the files contain no
-    data.
+    """``/`` is the file ``index``, ``/web/NAME`` any other. No authentication, because the files contain no data.
 
     Raises ValueError if there is no such file, which is a mistake of the package.
     """

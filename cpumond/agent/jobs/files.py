@@ -46,9 +46,8 @@ State = Literal["waiting", "starting", "running", "ended"]
 class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
-    ``boot_id``: the boot of the host in which the job ran. ``start_time``: seconds since 1970. The sums of core-seconds
-    are those of ``JobReport`` when the file was written: at each step and at the agent's end. SUMS_FILE may contain
-    newer sums."""
+    ``boot_id``: the host's boot in which the job ran. ``start_time``: seconds since 1970. The sums of core-seconds are
+    ``JobReport``'s when the file was written: at each step and at the agent's end. SUMS_FILE may contain newer sums."""
 
     order: JobOrder
     boot_id: str

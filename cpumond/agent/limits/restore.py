@@ -392,8 +392,7 @@ def run_restore(config_path: str | None) -> Restored:
     """Run ``cpumond restore``: restore what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
     If systemd reports how the service ended, that end is counted. Raises UnavailableError while an agent runs,
-    StateFileError if all copies of the file are damaged, UnknownLimitsError if there is no file although an agent may
-    have run."""
+    StateFileError if all copies are damaged, UnknownLimitsError if there is none although an agent may have run."""
     paths = find_paths(config_path, os.environ)
     try:
         done = _restore(paths, config_path)

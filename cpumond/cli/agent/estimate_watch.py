@@ -313,8 +313,7 @@ class HostWatch:
 def watch_host(
     root: str, duration_s: float, settings: Mapping[LimitRule, MonitorSettings]
 ) -> tuple[Findings, Callable[[str], list[str]]]:
-    """Watch for ``duration_s``, or until SIGINT, SIGTERM or SIGHUP; return the findings and a function that lists
-    leaves.
+    """Watch for ``duration_s`` or until SIGINT, SIGTERM or SIGHUP; return findings and a function that lists leaves.
 
     Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end.
     """

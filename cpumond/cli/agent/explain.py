@@ -17,8 +17,7 @@ from cpumond.core.words import count, escape, format_measured, format_time, form
 
 
 def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
-    """Output of ``cpumond explain``: the answer, the facts behind it, the window, the next step, options, ``last``
-    decisions.
+    """Output of ``cpumond explain``: the answer, the facts behind it, the window, the next step, options, decisions.
 
     Raises UnavailableError for an agent whose answers have no sentences.
     """

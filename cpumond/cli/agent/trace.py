@@ -26,8 +26,7 @@ def read_settings_of_rules(
 ) -> list[MonitorSettings]:
     """Return the settings of ``--set`` for each of ``rules``; if this is empty, for the rule of ``--set``.
 
-    Warns of options in ``unused`` (option -> where it has no effect), and of options without effect under all these
-    settings.
+    Warns of options in ``unused`` (option -> where it has no effect), and options without effect under all settings.
     """
     layer = parse_assignments(assignments)
     found = [_convert({**layer, "limit_rule": rule}) for rule in rules] or [_convert(layer)]

@@ -36,8 +36,7 @@ def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
 def make_place(name: str) -> CgroupPlace:
     """Create the cgroup ``name``PID. On v2 this may restart the command in a systemd scope.
 
-    Leftovers of dead processes under that name are removed. Raises UnavailableError with the reason if no cgroup can be
-    created.
+    Leftovers of dead processes under that name are removed. Raises UnavailableError if no cgroup can be created.
     """
     from cgroupspy.nodes import Node
 

@@ -187,9 +187,8 @@ def check_limit_files(
     """Check that jobs and managed roots (``directories``) have the files of a CPU limit, and that the kernel supports
     bursts.
 
-    If none of the directories exist, ``others`` show what the kernel offers. Directories in ``units`` belong to
-    systemd, which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``, which
-    uses bursts.
+    If none of the directories exist, ``others`` show the kernel's offer. Directories in ``units`` belong to systemd,
+    which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``.
     """
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"

@@ -203,8 +203,7 @@ def read_mounts() -> dict[str, str]:
 
 
 def find_polkit_problem() -> str:
-    """The reason why an installed polkit does not apply its rules, as a clause; "" if it does, or will once it is
-    started.
+    """The reason why an installed polkit does not apply its rules, as a clause; "" if it does, or will once started.
 
     A running polkit reports the name of its backend; a polkit that does not run is not started for this.
     """

@@ -129,8 +129,7 @@ def is_same(quantity: str | None, offer: int) -> bool:
 
 
 class KubernetesApi:
-    """Client of the cluster's API server: lists pods and nodes, and writes one figure of a node. Its methods raise
-    CpumondError.
+    """Client of the cluster's API server: lists pods and nodes, writes a node's figure. Its methods raise CpumondError.
 
     ``account``: the folder with ``token`` and ``ca.crt`` of a service account.
     """

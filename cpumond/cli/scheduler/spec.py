@@ -210,8 +210,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """Read a map in TOML, YAML, JSON or YSON, by the ending of the file's name or, for standard input (-), by its
-    content.
+    """Read a map in TOML, YAML, JSON or YSON, by the ending of its name or, for standard input (-), by its content.
 
     Raises ConfigError, AccessError or UnavailableError.
     """

@@ -122,8 +122,7 @@ class EngineThread:
 
 
 def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
-    """Return the present answers of these engines; if an engine does not answer within ``timeout_s``, its view has a
-    ``problem``."""
+    """The present answers of these engines; if an engine does not answer within ``timeout_s``, it has a ``problem``."""
 
     async def ask_all() -> list[EngineView]:
         return await asyncio.gather(*(_ask(key, make, timeout_s) for key, make in engines.items()))

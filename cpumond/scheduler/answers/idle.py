@@ -1,5 +1,4 @@
-"""Reasons why CPU is idle while work waits: the split of a tree's capacity, and the CPU that each cause keeps idle.
-Pure.
+"""Reasons why CPU is idle while work waits: a tree's capacity, and the CPU that each cause keeps idle. Pure.
 
 All amounts are cores. ``cores`` of a cause: cores of the work that would start if only the change for this cause were
 made. Causes overlap, so their ``cores`` do not add up. Their ``idle_cores`` do: each idle core has one cause.

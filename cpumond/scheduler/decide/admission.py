@@ -264,9 +264,8 @@ def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
-    """Return the operations of ``pending`` that are admitted now, in order of arrival, by one scan of the queue (3.3).
-    A blocked operation keeps its place and does not block those after it. The scan ends when the root is full. Changes
-    nothing."""
+    """Return the operations of ``pending`` that are admitted now, in order of arrival, by a scan of the queue (3.3). A
+    blocked one keeps its place and does not block others. The scan ends when the root is full. Changes nothing."""
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
     of_users = count_running(tree)

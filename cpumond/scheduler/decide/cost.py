@@ -14,8 +14,7 @@ CLOCK_SKEW_S: Final = 60.0
 
 
 def lost_core_seconds(job: Job, now: float) -> float:
-    """Return the core-seconds that a job loses if it is stopped at ``now``: its usage since its start or last
-    checkpoint.
+    """Core-seconds that a job loses if it is stopped at ``now``: its usage since its start or last checkpoint.
 
     Its usage is the CPU time that its node reported, spread evenly over its run, or its limit if the node reported
     none. A checkpoint in the future or before the start does not count, so a report of the job can only lower its loss.

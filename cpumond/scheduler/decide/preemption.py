@@ -86,8 +86,7 @@ class _Below:
 def plan_preemption(
     node: Node, targets: Targets, now: float, spare: Vector, reserved: Vector = ZERO
 ) -> PreemptionPlan | None:
-    """Return the first job of a starving operation that can replace jobs on this node, with the jobs that must end for
-    it.
+    """The first job of a starving operation that can replace jobs on this node, with the jobs that must end for it.
 
     Targets are tried in the order of service: aggressive ones, then normal ones, last those that claim a strong
     guarantee (6.10). A stage is skipped if the node's free resources and all that victims could free do not reach

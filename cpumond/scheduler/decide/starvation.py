@@ -1,5 +1,4 @@
-"""Starvation: elements with less than their share, for how long, and what they may preempt (semantics.md 6.2, 6.3,
-6.8).
+"""Elements with less than their share, for how long, and what they may preempt (semantics.md 6.2, 6.3, 6.8).
 
 Pure: the time is an argument. Changes only ``scheduling_status``, ``starvation_status``, ``below_since`` and
 ``lists_are_old`` of elements. Times in the code are seconds, options are milliseconds as in YTsaurus.
@@ -125,8 +124,7 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 def claims_guarantee(element: Element) -> bool:
     """Whether a pool, or an operation with its own guarantee, may preempt protected jobs to reach it (6.10).
 
-    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it unprotected
-    jobs.
+    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it jobs.
     """
     if element.starvation_status == "non_starving" or not is_below_guarantee(element):
         return False

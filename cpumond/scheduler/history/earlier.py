@@ -49,8 +49,7 @@ _COVERED: Final = """INSERT INTO days
 
 
 def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) -> int:
-    """Within a transaction, replace the tables of an earlier version by new ones with totals of days. Return the number
-    of days."""
+    """Within a transaction, replace the tables of an earlier version with totals of days. Return the number of days."""
     for name in _TABLES:
         db.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
     create_tables()

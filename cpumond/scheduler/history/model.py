@@ -248,8 +248,7 @@ class PeriodTotals(NamedTuple):
 
 
 def day_of(at: float) -> int:
-    """Return the number, since 1970, of the UTC day to which an interval that ends at ``at`` belongs; at 0:00 it is the
-    previous day."""
+    """Number, since 1970, of the UTC day to which an interval that ends at ``at`` belongs; at 0:00 the previous day."""
     return math.ceil(at / DAY_S) - 1
 
 

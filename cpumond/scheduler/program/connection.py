@@ -25,8 +25,7 @@ MAX_HEAD_BYTES: Final = 1024 * 1024
 MAX_TARGET_BYTES: Final = 64 * 1024
 """Maximum bytes of the path and the query; also of the whole head of a request that is not by `yt`."""
 MAX_TRAILER_BYTES: Final = 16 * 1024
-"""Maximum bytes, after a head or a part of a body, that belong to neither: chunk extensions, and trailers, which are
-dropped."""
+"""Maximum bytes, after a head or part of a body, of neither: chunk extensions, and trailers, which are dropped."""
 TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"

@@ -22,8 +22,7 @@ MAX_HANDSHAKES: Final = 4096
 """Maximum number of TLS connections that are not established yet. Each takes 19 KiB, or 50 KiB once its client has
 begun the handshake; an established connection takes 27 KiB."""
 MAX_HANDSHAKE_BYTES: Final = 16_384
-"""Maximum bytes that a client sends before its connection is established; 1 to 4 KiB are usual. OpenSSL would keep up
-to 128 KiB."""
+"""Maximum bytes that a client sends before it is connected; 1 to 4 KiB are usual. OpenSSL would keep up to 128 KiB."""
 TLS_BUFFER_BYTES: Final = 32_768
 """Bytes of one read of a TLS connection, into one buffer for all connections. Python's own would take 256 KiB for each
 connection, all the time."""

@@ -41,8 +41,7 @@ class RefusedStarts:
         entries[-1].cores += cores
 
     def count(self, tree: str, pool: str, limit: int, now: float) -> tuple[int, float]:
-        """Return how many starts the pool refused in the last REFUSED_S, and the cores that their jobs would have
-        requested.
+        """How many starts the pool refused in the last REFUSED_S, and the cores of their jobs.
 
         Refusals by a limit lower than ``limit``, the present limit, are not counted: the limit was raised since.
         """

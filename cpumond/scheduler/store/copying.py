@@ -28,8 +28,7 @@ class Copied(NamedTuple):
 
 
 def copy_store(source: str, destination: str, show: Callable[[str], None] = lambda _: None) -> Copied:
-    """Copy all records and the log of a store that no scheduler uses to an empty store. ``show`` is called to report
-    the progress.
+    """Copy the records and log of a store that no scheduler uses to an empty store. ``show``: reports the progress.
 
     An incomplete copy in the destination is removed first. The term is copied, too: in PostgreSQL the next leader's
     term is higher than it; SQLite keeps it for copying back. Raises UsageError; RefusedError if the destination is not
