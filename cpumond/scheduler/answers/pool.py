@@ -1,4 +1,4 @@
-"""Sentence about a pool: whether it starves, or has less than its guarantee without starving. Pure (semantics.md 6.2)."""
+"""About a pool: whether it starves, or has less than its guarantee without starving. Pure (semantics.md 6.2)."""
 
 from __future__ import annotations
 
