@@ -243,6 +243,11 @@ class PlayedNode:
         self.foreign.append(JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
 
 
+def make_task(jobs: int = 1, **more: Any) -> dict[str, Any]:
+    """A task of jobs of one core, as a specification has it."""
+    return {"command": "true", "job_count": jobs, "cpu_limit": 1.0, "memory_limit": 0, **more}
+
+
 def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
     """An entry of an access list."""
     return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
@@ -429,10 +434,17 @@ class World:
     # --- operations
 
     def start(self, pool: str = "", user: str = "u", jobs: int = 1, cpu: float = 1.0, **spec: Any) -> str:
-        """Start an operation with one task "t" (``memory`` its memory_limit) and give its id. Raises CommandError."""
-        task = {"command": "true", "job_count": jobs, "cpu_limit": cpu, "memory_limit": spec.pop("memory", 0)}
-        table = {"tasks": {"t": task}, **({"pool": pool} if pool else {}), **spec}
+        """Start an operation with one task "t", with ``memory`` as its memory_limit and the options in ``task``, and
+        give its id. Raises CommandError."""
+        given = make_task(jobs, cpu_limit=cpu, memory_limit=spec.pop("memory", 0), **spec.pop("task", {}))
+        table = {"tasks": {"t": given}, **({"pool": pool} if pool else {}), **spec}
         return self.do(StartOperation(table), user).id
+
+    def run(self, *args: Any, **spec: Any) -> str:
+        """Start an operation, let its jobs start, as far as there is room, and be told, and give its id."""
+        operation = self.start(*args, **spec)
+        self.settle_down()
+        return operation
 
     def abort(self, operation_id: str) -> None:
         self.do(AbortOperation(operation_id))
@@ -538,10 +550,10 @@ class World:
         self.update()
         self.beat(*nodes)
 
-    def settle_down(self, steps: int = 3) -> None:
+    def settle_down(self, steps: int = 3, seconds: float = 1.0) -> None:
         """Enough periods for orders to be obeyed and told."""
         for _ in range(steps):
-            self.step()
+            self.step(seconds)
 
     # --- looking at it
 

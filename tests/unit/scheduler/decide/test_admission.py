@@ -255,8 +255,7 @@ def test_2_9_an_explicit_pool_erased_while_it_has_operations_goes_on_as_ephemera
     world.create_pool("above")
     world.create_pool("p", "above", weight=3)
     world.node("n")
-    operation = world.start("p", cpu=2)
-    world.settle_down()
+    operation = world.run("p", cpu=2)
     world.do(RemovePool("default", "p"))
     pool = world.pool("p")
     assert pool.is_ephemeral
@@ -619,8 +618,7 @@ def test_3_5_a_pending_operation_may_go_where_nothing_may_run(world):
 def test_3_5_a_move_may_make_an_ephemeral_pool_and_leave_one(world):
     world.create_pool("p", create_ephemeral_subpools=True)
     world.node("n")
-    operation = world.start("p", user="ann", cpu=2)
-    world.settle_down()
+    operation = world.run("p", user="ann", cpu=2)
     world.set_operation(operation, pool="own")
     assert set(world.tree().pools) == {"p", "own"}
     world.set_operation(operation, pool="p")
@@ -630,8 +628,7 @@ def test_3_5_a_move_may_make_an_ephemeral_pool_and_leave_one(world):
 
 def test_3_5_options_may_change_in_an_ephemeral_pool_of_one_operation(world):
     world.node("n")
-    operation = world.start("own", jobs=2, cpu=2)
-    world.settle_down()
+    operation = world.run("own", jobs=2, cpu=2)
     share = world.share("own")
     world.set_operation(operation, weight=2.0)
     assert world.cores("own") == world.cores(ROOT_POOL) == 4

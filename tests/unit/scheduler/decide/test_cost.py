@@ -92,8 +92,7 @@ def test_6_4_min_run_time_protects_for_so_long_and_no_longer():
     while world.now - began < 99.0:
         world.step()
         assert len(world.jobs_of(spared)) == 4
-    for _ in range(4):
-        world.step()
+    world.settle_down(4)
     # The attempt was made when the protection ended, not a back-off later.
     [first, *_] = world.state.preemptions
     assert first.at - began == pytest.approx(101.0, abs=1.1)
@@ -105,8 +104,7 @@ def test_6_4_min_run_time_protects_from_no_limit():
     world = World(max_unpreemptible_running_job_count=0)
     world.create_pool("p")
     world.node("n1", cpu=4)
-    operation = world.start("p", jobs=4, min_run_time=500_000)
-    world.settle_down()
+    operation = world.run("p", jobs=4, min_run_time=500_000)
     world.set_pool("p", resource_limits={"cpu": 1})
     world.settle_down(8)
     assert len(world.jobs_of(operation)) == 1

@@ -49,8 +49,7 @@ def test_one_that_rests_leaves_its_part_to_all() -> None:
 def test_operations_in_it_share_with_its_siblings_too() -> None:
     world = make()
     world.start("physics", jobs=90)
-    world.start("projects", jobs=90, weight=2)
-    world.settle_down()
+    world.run("projects", jobs=90, weight=2)
     assert fair_cores(world, "physics", "projects") == [30.0, 60.0]
     world.restart()
     world.settle_down()

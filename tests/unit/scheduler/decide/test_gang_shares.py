@@ -25,12 +25,10 @@ def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run
         world.create_pool(name)
     world.node("n1", cpu=10)
     if runs_first:
-        gang = world.start("mpi", jobs=6, is_gang=True)
-        world.settle_down()
+        gang = world.run("mpi", jobs=6, is_gang=True)
         world.start("batch", jobs=100)
     else:
-        world.start("batch", jobs=100)
-        world.settle_down()
+        world.run("batch", jobs=100)
         gang = world.start("mpi", jobs=6, is_gang=True)
     world.settle_down(40)
     assert len(world.jobs_of(gang)) == (6 if runs_first else 0)
@@ -53,8 +51,7 @@ def test_where_usage_counts_its_pool_saves_up_for_turns():
     for name in ("mpi", "batch"):
         world.create_pool(name)
     world.node("n1", cpu=10)
-    world.start("batch", jobs=1000)
-    world.settle_down()
+    world.run("batch", jobs=1000)
     gang = world.start("mpi", jobs=6, is_gang=True)
     runs, used = [], {"mpi": 0.0, "batch": 0.0}
     for _ in range(480):

@@ -83,8 +83,7 @@ def test_a_guarantee_outlives_a_restart(world):
 def test_6_2_an_operation_starves_for_its_min_or_its_fair_share_after_that_time_out(world, options, status, at):
     """Second by second; all jobs of its pool are another's."""
     world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=1e9)
-    world.start("p", jobs=100)
-    world.settle_down()
+    world.run("p", jobs=100)
     own = world.element(world.start("p", jobs=50, **options))
     for second in range(at + 1):
         world.step()
@@ -94,11 +93,9 @@ def test_6_2_an_operation_starves_for_its_min_or_its_fair_share_after_that_time_
 
 def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
     world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=0)
-    greedy = world.start("p", jobs=100)
-    world.settle_down()
+    greedy = world.run("p", jobs=100)
     own = world.start("p", jobs=50, weight=0.001, min_share_resources={"cpu": 20})
-    for _ in range(40):
-        world.step()
+    world.settle_down(40)
     assert len(world.jobs_of(own)) == 17  # the first number that is not clearly below, 0.8 of the share
     assert len(world.jobs_of(greedy)) == 83
 

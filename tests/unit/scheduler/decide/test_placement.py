@@ -191,8 +191,7 @@ def test_7_1_limits_hold_at_every_level(world, where):
     world.create_pool("top", **top)
     world.create_pool("q", "top", **(limits if where == "pool" else {}))
     options = limits if where == "operation" else {"max_share_ratio": 0.3} if where == "share of the operation" else {}
-    operation = world.start("q", jobs=9, **options)
-    world.settle_down()
+    operation = world.run("q", jobs=9, **options)
     assert started(world, [operation]) == [3]
     assert world.cores("q") == 3
 

@@ -21,8 +21,7 @@ def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object,
     world.create_pool("low")
     world.create_pool("high", strong_guarantee_resources={"cpu": 6})
     node = world.node("n1", cpu=10)
-    low = world.start("low", jobs=10)
-    world.settle_down()
+    low = world.run("low", jobs=10)
     assert len(node.jobs) == 10
     high = world.start("high", jobs=wanted)
     return world, node, low, high
@@ -157,8 +156,7 @@ def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
 def test_6_8_a_starving_operation_gets_the_latest_jobs_of_one_that_keeps_its_share_and_then_it_is_quiet():
     world, _node, low, high = make_starving_world()
     order = [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)]
-    for _ in range(300):
-        world.step(1.0)
+    world.settle_down(300, 1.0)
     assert len(world.state.preemptions) == len(world.jobs_of(high)) == 6
     assert [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)] == order[:4]
     assert world.cores("low") == pytest.approx(4.0)

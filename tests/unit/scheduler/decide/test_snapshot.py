@@ -95,8 +95,7 @@ def test_after_any_change_the_snapshot_is_as_one_made_from_scratch(world, change
 
 def test_5_2_demand_is_usage_and_what_is_still_needed(world):
     world.create_pool("p")
-    operation = world.start("p", jobs=8, cpu=2.0)
-    world.settle_down()
+    operation = world.run("p", jobs=8, cpu=2.0)
     world.nodes["n1"].limit(world.jobs_of(operation)[0].id, 0.5)
     world.nodes["n1"].deaf = True
     receipt = heartbeats.receive(world.state, world.nodes["n1"].heartbeat(), world.now)
@@ -123,8 +122,7 @@ def test_5_2_pending_operations_need_nothing_yet(world):
 
 def test_5_2_suspended_operations_want_no_more_than_they_use(world):
     world.create_pool("p")
-    operation = world.start("p", jobs=30)
-    world.settle_down()
+    operation = world.run("p", jobs=30)
     world.suspend(operation)
     assert operation_of(world, operation).demand == operation_of(world, operation).usage
     world.resume(operation)

@@ -34,11 +34,9 @@ def shares(world: World, *names: str) -> list[float]:
 
 def test_who_used_all_has_less_and_has_its_due_again_later() -> None:
     world = make(a=1.0, b=1.0)
-    first = world.start("a", jobs=8)
-    world.settle_down()
+    first = world.run("a", jobs=8)
     run(world, HOUR_S)
-    world.start("b", jobs=8)
-    world.settle_down()
+    world.run("b", jobs=8)
     # a had all that both used: 2^(1 - 1 / 0.5) against 2^1.
     assert shares(world, "a", "b") == pytest.approx([0.2, 0.8], abs=0.01)
     told = explain_operation(world.state, world.record(first), world.now, {}, world.rights)
@@ -57,8 +55,7 @@ def test_who_used_all_has_less_and_has_its_due_again_later() -> None:
 
 def test_the_mean_halves_in_its_time_whatever_the_clock_does() -> None:
     world = make(a=1.0, b=1.0)
-    operation = world.start("a", jobs=8)
-    world.settle_down()
+    operation = world.run("a", jobs=8)
     run(world, HOUR_S)
     (mean,) = [each for each in (world.tree().root.history or {}).values() if each > LEAST]
     assert mean == pytest.approx(0.5, abs=0.02)
@@ -74,8 +71,7 @@ def test_the_mean_halves_in_its_time_whatever_the_clock_does() -> None:
 
 def test_means_survive_a_restart_also_of_a_pool_that_is_gone() -> None:
     world = make(a=1.0)
-    operation = world.start("", user="ann", jobs=8)
-    world.settle_down()
+    operation = world.run("", user="ann", jobs=8)
     run(world, HOUR_S)
     world.complete(operation)
     world.settle_down()
@@ -84,8 +80,7 @@ def test_means_survive_a_restart_also_of_a_pool_that_is_gone() -> None:
     world.tree().root.history = None
     restore_progress(world.tree(), told)
     world.start("", user="ann", jobs=8)
-    world.start("a", jobs=8)
-    world.settle_down()
+    world.run("a", jobs=8)
     a, ann = shares(world, "a", "ann")
     assert a == pytest.approx(0.8, abs=0.02)
     assert ann == pytest.approx(0.2, abs=0.02)
@@ -94,7 +89,6 @@ def test_means_survive_a_restart_also_of_a_pool_that_is_gone() -> None:
 def test_without_the_option_nothing_is_kept() -> None:
     world = World()
     world.node("n", cpu=8)
-    world.start("a", jobs=8)
-    world.settle_down()
+    world.run("a", jobs=8)
     assert world.tree().root.history is None
     assert "histories" not in progress_of(world.tree())

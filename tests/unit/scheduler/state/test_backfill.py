@@ -20,8 +20,7 @@ FAR = 10**9
 
 def make_known(world: World, title: str, run_s: float) -> None:
     """Four jobs of that title complete, each after so long."""
-    known = world.start("small", jobs=4, cpu=0.5, title=title)
-    world.settle_down()
+    known = world.run("small", jobs=4, cpu=0.5, title=title)
     began = min(job.start_time for job in world.jobs_of(known))
     world.step(began + run_s - world.now)
     end(world, known)
@@ -46,10 +45,8 @@ def make_waiting(refuses: bool = False, **tree: Any) -> tuple[World, str, str]:
     world.step()
     make_known(world, "short 1", SHORT_S)
     make_known(world, "long 1", LONG_S)
-    busy = world.start("small", cpu=4.0, title="long 2", min_run_time=600_000)
-    world.settle_down()
-    gang = world.start("big", jobs=2, cpu=3.4, is_gang=True, allow_reclaimed=not refuses)
-    world.settle_down()
+    busy = world.run("small", cpu=4.0, title="long 2", min_run_time=600_000)
+    gang = world.run("big", jobs=2, cpu=3.4, is_gang=True, allow_reclaimed=not refuses)
     assert not world.jobs_of(gang)
     return world, gang, busy
 
@@ -126,8 +123,7 @@ def test_no_more_than_needed_stops_and_what_overstays_goes_first():
     world, gang, busy = make_waiting()
     world.abort(gang)
     world.settle_down()
-    gang = world.start("big", jobs=2, cpu=3.0, is_gang=True)
-    world.settle_down()
+    gang = world.run("big", jobs=2, cpu=3.0, is_gang=True)
     short = ask(world, title="short 2")
     assert len(world.jobs_of(short)) == 4
     first, *_, last = sorted(world.jobs_of(short), key=lambda job: job.sequence)
@@ -146,8 +142,7 @@ def test_who_starves_takes_no_room_of_a_gang_by_way_of_a_backfilled_job():
     world, _, _ = make_waiting(fair_share_preemption_timeout_limit=0)
     short = ask(world, title="short 2")
     world.create_pool("poor", weight=1000, fair_share_starvation_timeout=0)
-    poor = world.start("poor", jobs=1, cpu=1.0, title="long 4")
-    world.settle_down()
+    poor = world.run("poor", jobs=1, cpu=1.0, title="long 4")
     assert world.pool("poor").starvation_status == "starving"
     assert (len(world.jobs_of(short)), len(world.jobs_of(poor))) == (4, 0)
 

@@ -54,12 +54,10 @@ def test_nobody_is_preempted_on_a_cordoned_node_but_limits_hold_there(world):
     )
     world.create_pool("a")
     world.create_pool("b", strong_guarantee_resources={"cpu": 4})
-    first = world.start("a", jobs=8)
-    world.settle_down()
+    first = world.run("a", jobs=8)
     for name in ("n1", "n2"):
         world.do(CordonNode(name))
-    second = world.start("b", jobs=4)
-    world.settle_down()
+    second = world.run("b", jobs=4)
     assert (len(world.jobs_of(first)), len(world.jobs_of(second))) == (8, 0)
     world.set_pool("a", resource_limits={"cpu": 6})
     world.settle_down()
@@ -151,8 +149,7 @@ def test_a_cordon_outlives_restarts_and_registrations(world):
     assert not world.state.nodes["n2"].cordoned
     world.update()
     world.nodes["n1"].restart_agent()
-    operation = world.start(jobs=8)
-    world.settle_down()
+    operation = world.run(jobs=8)
     assert names(world, operation) == ["n2"] * 4
 
 

@@ -28,8 +28,7 @@ def used(world: World, *pools: str) -> list[float]:
 
 def run_one(world: World, pool: str = "b", **spec: object) -> tuple[str, str]:
     """An operation of one job that runs on n1; operation and job."""
-    operation = world.start(pool, **spec)
-    world.settle_down()
+    operation = world.run(pool, **spec)
     (job,) = world.jobs_of(operation)
     return operation, job.id
 

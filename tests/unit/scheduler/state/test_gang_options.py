@@ -119,8 +119,7 @@ def test_gang_2_the_variables_of_two_tasks(world):
 
 def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world):
     world.node("n1")
-    operation = world.start("p")
-    world.settle_down()
+    operation = world.run("p")
     ((_, told),) = played(world, operation).values()
     assert not [name for name in told if "GANG" in name or "INCARNATION" in name or name == "YT_JOB_COUNT"]
 
@@ -311,8 +310,7 @@ def test_gang_10_is_gang_starts_them_in_one_step_and_one_loss_is_one_switch(worl
     operation = run(world, jobs=2, is_gang=True)
     world.set_tree(fair_share_starvation_timeout=0)
     world.start("strong", jobs=2)
-    for _ in range(12):
-        world.step()
+    world.settle_down(12)
     assert reasons(world, operation) == ["job_aborted"]
     assert world.job_counts(operation).aborted == 2
     assert world.jobs_of(operation) == []

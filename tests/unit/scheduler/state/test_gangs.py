@@ -30,8 +30,7 @@ def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
 def make_gang(**more: Any) -> tuple[World, str]:
     """A gang that runs, one job on each of three nodes."""
     world = make_world(**more)
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    gang = world.run(jobs=3, cpu=2.0, is_gang=True)
     assert len(world.jobs_of(gang)) == 3
     return world, gang
 
@@ -55,8 +54,7 @@ def test_all_jobs_start_with_one_heartbeat_and_are_stored_in_one_write():
 def test_a_gang_that_does_not_fit_waits_and_says_why():
     world = make_world()
     world.nodes["n0"].has(1.0)
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    gang = world.run(jobs=3, cpu=2.0, is_gang=True)
     assert not world.jobs_of(gang)
     assert list(world.element(gang).deactivations) == ["gang_room"]
     world.nodes["n0"].foreign.clear()
@@ -67,8 +65,7 @@ def test_a_gang_that_does_not_fit_waits_and_says_why():
 def test_limits_forbid_a_gang_as_a_whole():
     world = make_world()
     world.create_pool("p", resource_limits={"cpu": 5})
-    gang = world.start("p", jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    gang = world.run("p", jobs=3, cpu=2.0, is_gang=True)
     assert not world.jobs_of(gang)
     assert list(world.element(gang).deactivations) == ["resource_limits"]
 
@@ -98,8 +95,7 @@ def test_a_job_that_ends_without_its_work_done_stops_the_others_and_all_start_ag
 
 def test_a_gang_that_fails_as_a_whole_has_failed_once():
     world = make_world(nodes=1, cpu=4.0)
-    gang = world.start(jobs=4, is_gang=True, max_failed_job_count=3)
-    world.settle_down()
+    gang = world.run(jobs=4, is_gang=True, max_failed_job_count=3)
     [node] = world.nodes.values()
     first, *others = list(node.jobs)
     for job_id in others:
@@ -118,11 +114,9 @@ def test_a_gang_that_fails_as_a_whole_has_failed_once():
 def test_a_node_that_does_not_start_its_job_in_time_takes_the_others_back():
     world = make_world()
     world.nodes["n2"].deaf = True
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    gang = world.run(jobs=3, cpu=2.0, is_gang=True)
     assert len(world.jobs_of(gang)) == 3
-    for _ in range(40):
-        world.step()
+    world.settle_down(40)
     assert {job.state for job in world.jobs_of(gang)} <= {"starting", "running"}
     reasons = [job.reason for job in world.state.finished_jobs[gang].values()]
     assert sum("its gang starts again as a whole" in reason for reason in reasons) >= 2
@@ -133,8 +127,7 @@ def test_a_job_beyond_its_time_limit_ends_its_gang():
     task = {"command": "true", "job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
     gang = world.do(StartOperation({"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100})).id
     world.settle_down()
-    for _ in range(9):
-        world.step()
+    world.settle_down(9)
     world.step(2.0)
     assert not world.jobs_of(gang)
     world.settle_down(3)
@@ -144,8 +137,7 @@ def test_a_job_beyond_its_time_limit_ends_its_gang():
 
 def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
     world = make_world()
-    world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world.run(jobs=3, cpu=2.0, is_gang=True)
     for node in world.nodes.values():
         node.keeps_stopping = True
     world.do(DrainNode("n0", graceful=True))
@@ -243,8 +235,7 @@ def test_a_node_that_comes_back_does_not_bring_a_part_of_a_gang_back():
     rules = Rules(spare=EASY.spare, node_heartbeat_timeout_s=3.0)
     world = World(rules, max_unpreemptible_running_job_count=0, node_reconnection_timeout=0)
     nodes = [world.node(f"n{number}", cpu=2) for number in range(3)]
-    gang = world.start(jobs=2, cpu=2.0, is_gang=True)
-    world.settle_down()
+    gang = world.run(jobs=2, cpu=2.0, is_gang=True)
     silent = next(node for node in nodes if node.jobs)
     for _ in range(6):
         world.step(1.0, *(node for node in nodes if node is not silent))
@@ -263,8 +254,7 @@ def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[Worl
     world = make_world(**tree)
     world.create_pool("big", min_run_time=spared_ms)
     world.create_pool("small", weight=2)
-    big = world.start("big", jobs=20)
-    world.settle_down()
+    big = world.run("big", jobs=20)
     gang = world.start("small", jobs=gang_jobs, is_gang=True)
     world.settle_down(5)
     return world, big, gang
@@ -300,8 +290,7 @@ def test_a_gang_is_taken_whole():
     world = make_world()
     world.create_pool("big")
     world.create_pool("small")
-    gang = world.start("big", jobs=6, is_gang=True)
-    world.settle_down()
+    gang = world.run("big", jobs=6, is_gang=True)
     assert len(world.jobs_of(gang)) == 6
     late = world.start("small", jobs=3)
     world.settle_down(8)
@@ -316,8 +305,7 @@ def test_a_gang_with_one_spared_job_is_taken_not_at_all():
     world = make_world()
     world.create_pool("big", min_run_time=100_000)
     world.create_pool("small")
-    gang = world.start("big", jobs=6, is_gang=True)
-    world.settle_down()
+    gang = world.run("big", jobs=6, is_gang=True)
     for node in list(world.nodes.values())[1:]:
         for job_id in node.jobs:
             world.state.jobs[job_id].began_at = world.now - 1000.0
@@ -353,8 +341,7 @@ def test_nobody_else_is_stopped_for_a_limit_that_holds_without_the_gang():
     small = world.start("p", jobs=2, weight=0.01)
     world.step(1.0, world.nodes["n0"])
     world.settle_down()
-    gang = world.start("p", jobs=4, is_gang=True)
-    world.settle_down()
+    gang = world.run("p", jobs=4, is_gang=True)
     assert sorted(len(node.jobs) for node in world.nodes.values()) == [2, 4]
     world.set_pool("p", resource_limits={"cpu": 3})
     world.settle_down()
@@ -367,10 +354,8 @@ def test_nobody_else_is_stopped_on_a_node_that_is_not_overcommitted_without_the_
     world = make_world(nodes=1, cpu=6.0, preemptive_scheduling_backoff=10**8)
     world.start(jobs=3)
     world.settle_down(2)
-    gang = world.start(jobs=2, is_gang=True)
-    world.settle_down()
-    world.start(jobs=1)
-    world.settle_down()
+    gang = world.run(jobs=2, is_gang=True)
+    world.run(jobs=1)
     # Two cores too much: one of the gang and one other would be the least protected, but the gang goes whole.
     world.nodes["n0"].has(2.0)
     world.settle_down(25)
@@ -384,8 +369,7 @@ def make_busy(timeout_ms: float) -> tuple[World, list[str]]:
     """Three nodes full of jobs that nobody takes; two gangs of three, each of which may have all that is free."""
     world = make_world(fair_share_starvation_timeout=10**9, gang_reservation_timeout=timeout_ms)
     world.create_pool("big")
-    world.start("big", jobs=1000)
-    world.settle_down()
+    world.run("big", jobs=1000)
     gangs = []
     for number in range(2):
         world.create_pool(f"g{number}", weight=2 - number)
@@ -421,8 +405,7 @@ def test_a_gang_starts_on_room_that_is_kept_for_it_however_little_that_leaves_be
     world.step()
     world.create_pool("big")
     world.create_pool("small", weight=20)
-    world.start("big", jobs=1000)
-    world.settle_down()
+    world.run("big", jobs=1000)
     gang = world.start("small", jobs=2, cpu=3.5, is_gang=True)
     for _ in range(8):
         world.step()

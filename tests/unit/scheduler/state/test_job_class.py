@@ -22,8 +22,7 @@ def make_world(**tree: Any) -> tuple[World, PlayedNode]:
     """A node of 4 cores that four jobs of one core each have ordered, of which they may use 0.25 each."""
     world = World(max_unpreemptible_running_job_count=0, max_ephemeral_pools_per_user=9, **tree)
     node = world.node("n", cpu=4.0)
-    world.start("owners", jobs=4)
-    world.settle_down()
+    world.run("owners", jobs=4)
     for job in node.jobs:
         node.limit(job, 0.25)
     world.step()
@@ -43,8 +42,7 @@ def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_
     world, node = make_world()
     (owners,) = world.state.operations
     assert classes(world, owners) == ["ordinary"] * 4
-    batch = world.start("batch", jobs=3)
-    world.settle_down()
+    batch = world.run("batch", jobs=3)
     assert classes(world, batch) == ["reclaimed"] * 3
     orders = [job.order for job in node.jobs.values()]
     assert [order.reclaimed for order in orders] == [False] * 4 + [True] * 3
@@ -54,8 +52,7 @@ def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_
 def test_orders_that_meet_the_capacity_exactly_are_ordinary():
     world = World()
     world.node("n", cpu=0.3)
-    operation = world.start(jobs=3, cpu=0.1)
-    world.settle_down()
+    operation = world.run(jobs=3, cpu=0.1)
     assert classes(world, operation) == ["ordinary"] * 3
 
 
@@ -64,8 +61,7 @@ def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
     node = world.node("n", cpu=4.0)
     node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
     world.beat()
-    operation = world.start(jobs=3)
-    world.settle_down()
+    operation = world.run(jobs=3)
     assert classes(world, operation) == ["ordinary", "reclaimed", "reclaimed"]
     node.foreign.clear()
     world.settle_down()
@@ -74,8 +70,7 @@ def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
 
 def test_the_class_outlives_a_restart_and_the_job():
     world, node = make_world()
-    batch = world.start("batch")
-    world.settle_down()
+    batch = world.run("batch")
     job = one(world, batch)
     world.restart()
     assert one(world, batch).reclaimed
@@ -102,8 +97,7 @@ def test_what_a_version_without_classes_stored_is_ordinary_and_it_reads_what_is_
 
 def test_a_job_that_was_lost_and_comes_back_has_its_class_and_one_without_a_record_is_ordinary():
     world, node = make_world()
-    batch = world.start("batch", jobs=2)
-    world.settle_down()
+    batch = world.run("batch", jobs=2)
     jobs = {job.id for job in world.jobs_of(batch)}
     world.now += 1000.0
     world.expire()
@@ -126,8 +120,7 @@ def test_jobs_that_were_told_to_stop_do_not_count_so_that_who_preempts_is_ordina
     node.keeps_stopping = True
     world.create_pool("rich")
     world.create_pool("poor", strong_guarantee_resources={"cpu": 2})
-    world.start("rich", jobs=4)
-    world.settle_down()
+    world.run("rich", jobs=4)
     poor = world.start("poor", jobs=2)
     world.settle_down(6)
     assert len(node.stopping) == 2
@@ -141,8 +134,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         beat = node.heartbeat()
         told = {name: getattr(beat, name) for name in beat.__struct_fields__}
         world.hear(NodeHeartbeat(**told, about=about))
-        batch = world.start("batch", cpu=0.5)
-        world.settle_down()
+        batch = world.run("batch", cpu=0.5)
         job = one(world, batch)
         assert job.reclaimed
         assert node.jobs[job.id].order.reclaimed is asked
@@ -158,8 +150,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
 
 def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_ordered():
     world, node = make_world()
-    refusing = world.start("batch", jobs=2, allow_reclaimed=False)
-    world.settle_down()
+    refusing = world.run("batch", jobs=2, allow_reclaimed=False)
     assert world.jobs_of(refusing) == []
     element = world.element(refusing)
     assert element.deactivations == {ONLY_RECLAIMED: 1}
@@ -173,16 +164,14 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_order
 def test_an_operation_that_refuses_reclaimed_cpu_does_not_hold_up_others():
     world, _ = make_world()
     refusing = world.start("a", allow_reclaimed=False)
-    other = world.start("b")
-    world.settle_down()
+    other = world.run("b")
     assert (classes(world, refusing), classes(world, other)) == ([], ["reclaimed"])
 
 
 def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node_too():
     world = World()
     node = world.node("n", cpu=4.0)
-    operation = world.start(jobs=2, require_reclaimed=True)
-    world.settle_down()
+    operation = world.run(jobs=2, require_reclaimed=True)
     assert classes(world, operation) == ["reclaimed"] * 2
     assert all(job.order.reclaimed for job in node.jobs.values())
 
@@ -199,8 +188,7 @@ def test_both_options_at_once_are_refused_in_words():
 def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool):
     world, node = make_world()
     tasks = {"t": {"command": "true", "job_count": 1, **given}}
-    operation = world.start("batch", tasks=tasks)
-    world.settle_down()
+    operation = world.run("batch", tasks=tasks)
     order = node.jobs[one(world, operation).id].order
     assert order.has_ceiling is known
     with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
@@ -224,8 +212,7 @@ def test_cpu_5_the_nearest_of_task_pools_and_tree_says_whether_a_job_has_a_ceili
     tree = {} if whole is None else {"set_container_cpu_limit": whole}
     world, node = make_pools(forbid_immediate_operations_in_root=False, **tree)
     task = {"command": "true", "job_count": 1} | ({} if of_task is None else {"set_container_cpu_limit": of_task})
-    operation = world.start(above, tasks={"t": task}, require_reclaimed=kind == "reclaimed")
-    world.settle_down()
+    operation = world.run(above, tasks={"t": task}, require_reclaimed=kind == "reclaimed")
     job = one(world, operation)
     of_pool = {"<Root>": whole, "true": True}.get(above, False)
     says = of_pool if of_task is None else of_task
@@ -236,8 +223,7 @@ def test_cpu_5_the_nearest_of_task_pools_and_tree_says_whether_a_job_has_a_ceili
 def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_end():
     world, node = make_pools(set_container_cpu_limit=False)
     world.create_pool("p")
-    operation = world.start("p", jobs=2)
-    world.settle_down()
+    operation = world.run("p", jobs=2)
     one_job, other = (job.id for job in world.jobs_of(operation))
     assert view_job(world.state.jobs[other]).has_ceiling is False
     world.set_tree(set_container_cpu_limit=True, cpu_monitor_moves="weight")
@@ -247,8 +233,7 @@ def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_e
         world.restart()
     node.finish(one_job)
     world.settle_down()
-    later = world.start("p")
-    world.settle_down()
+    later = world.run("p")
     order = node.jobs[one(world, later).id].order
     assert (order.has_ceiling, order.cpu_monitor_moves, order.moves_ceiling) == (True, "weight", False)
     assert node.jobs[other].order.cpu_monitor_moves == "quota"
@@ -268,8 +253,7 @@ def test_an_agent_without_an_idle_class_gives_jobs_on_reclaimed_cpu_the_ceiling_
     beat = node.heartbeat()
     told = {name: getattr(beat, name) for name in beat.__struct_fields__}
     world.hear(NodeHeartbeat(**told, about=AgentAbout("0.3.0", "quota", "quota", idle_class="")))
-    batch = world.start("batch")
-    world.settle_down()
+    batch = world.run("batch")
     for _ in range(2):
         job = one(world, batch)
         assert (job.job_class, job.has_ceiling) == ("reclaimed", True)
@@ -284,15 +268,13 @@ def test_the_jobs_of_one_gang_may_differ_in_class():
     node = world.node("n", cpu=4.0)
     node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
     world.beat()
-    gang = world.start(jobs=3, is_gang=True)
-    world.settle_down()
+    gang = world.run(jobs=3, is_gang=True)
     assert sorted(classes(world, gang)) == ["ordinary", "reclaimed", "reclaimed"]
 
 
 def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_orders_of_several_nodes():
     world, _ = make_world()
-    gang = world.start("gang", jobs=3, cpu=1.5, is_gang=True, allow_reclaimed=False)
-    world.settle_down()
+    gang = world.run("gang", jobs=3, cpu=1.5, is_gang=True, allow_reclaimed=False)
     world.node("second", cpu=4.0)
     world.settle_down()
     assert world.jobs_of(gang) == []

@@ -21,8 +21,7 @@ def world() -> World:
 def begin(world: World, jobs: int = 2, **task: object) -> tuple[str, list[str]]:
     """An operation whose jobs run; its id and theirs."""
     given = {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, **task}
-    operation = world.start("p", tasks={"t": given})
-    world.settle_down()
+    operation = world.run("p", tasks={"t": given})
     return operation, [job.id for job in world.jobs_of(operation)]
 
 
@@ -93,8 +92,7 @@ def test_a_job_is_looked_for_in_the_operation_that_is_named(world):
 def test_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
     """JOB-1."""
     world.create_pool("closed", acl=[entry("ann", "use")])
-    operation = world.start("closed", user="ann")
-    world.settle_down()
+    operation = world.run("closed", user="ann")
     [job] = world.jobs_of(operation)
     for command in (AbortJob(job.id), AbandonJob(job.id)):
         with pytest.raises(CommandError, match=r"bob may not change operation .* \(permission manage\)") as caught:

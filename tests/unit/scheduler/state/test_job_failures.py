@@ -82,8 +82,7 @@ def preempt(world: World, node: PlayedNode) -> None:
     """A starving operation takes the room of another."""
     world.create_pool("q", strong_guarantee_resources={"cpu": node.cpu})
     world.start("q", jobs=int(node.cpu))
-    for _ in range(12):
-        world.step(6.0)
+    world.settle_down(12, 6.0)
 
 
 def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_while_it_stops(world):
@@ -118,8 +117,7 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
     assert len(node.waiting) == 1
     world.create_pool("q", strong_guarantee_resources={"cpu": 2})
     world.start("q", jobs=2)
-    for _ in range(4):
-        world.step(6.0)
+    world.settle_down(4, 6.0)
     assert world.record(operation).state == "running"
     assert world.job_counts(operation) == JobCounts(aborted=1)
     assert world.operation(operation).needed == {"t": 1}
@@ -168,8 +166,7 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     if reported:
         world.settle_down()
     del world.nodes["n1"]
-    for _ in range(10):
-        world.step(60.0)
+    world.settle_down(10, 60.0)
     attributes = error_of(world, operation)["attributes"]
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
 
@@ -202,8 +199,7 @@ def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_o
     (job,) = node.jobs
     node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
     world.restart()
-    for _ in range(3):
-        world.step()
+    world.settle_down(3)
     assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
     node.let_go(job, start_time=world.now - 9.0)
     world.settle_down()
@@ -251,8 +247,7 @@ def test_jobs_above_a_lowered_limit_go_before_those_that_fail_their_operation(wo
     other = begin(world)
     careful = begin(world, fail_on_job_restart=True)
     world.set_pool("p", resource_limits={"cpu": 1})
-    for _ in range(3):
-        world.step(6.0)
+    world.settle_down(3, 6.0)
     assert (len(world.jobs_of(other)), world.record(careful).state) == (0, "running")
 
 
@@ -280,8 +275,7 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     assert info["suspended"] is True
     assert info["alerts"]["operation_suspended"]["inner_errors"][0]["code"] == 1205
     assert "it is suspended because a job failed, exit code 1; stderr: boom:" in lines_of(world, operation)
-    for _ in range(10):
-        world.step()
+    world.settle_down(10)
     assert len(node.jobs) == 1  # the other one goes on
     world.restart()
     world.resume(operation)

@@ -43,8 +43,7 @@ def lose(world: World, *alive: PlayedNode) -> None:
 
 def test_env_1_a_restarted_job_has_the_cookie_of_the_one_that_it_replaces_and_new_indices(world):
     node = world.node("n1")
-    world.start("p", jobs=3)
-    world.settle_down()
+    world.run("p", jobs=3)
     assert numbers(node) == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
     node.finish(next(iter(node.jobs)), "failed")
     world.settle_down()
@@ -62,8 +61,7 @@ def test_env_2_cookies_count_within_a_task_and_one_index_in_the_operation(world)
 
 def test_a_job_knows_its_tree_and_node(world):
     node = world.node("n1", address="n1.example")
-    world.start("p")
-    world.settle_down()
+    world.run("p")
     (job,) = node.jobs.values()
     assert (job.order.variables["YT_POOL_TREE"], job.order.variables["YT_NODE_HOST"]) == ("default", "n1.example")
 
@@ -71,8 +69,7 @@ def test_a_job_knows_its_tree_and_node(world):
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_again(world, is_restarted):
     node = world.node("n1", cpu=4)
-    world.start("p", jobs=6)
-    world.settle_down()
+    world.run("p", jobs=6)
     first, second, third, fourth = node.jobs
     node.finish(second)
     node.finish(third, "aborted")
@@ -97,8 +94,7 @@ def replace_while_it_stops(world: World) -> tuple[PlayedNode, PlayedNode, str, s
     """One job that still stops on its node, and another one that takes its place on the other node; the operation, the
     first job."""
     node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
-    operation = world.start("p")
-    world.settle_down()
+    operation = world.run("p")
     here, there = (node, other) if node.jobs else (other, node)
     (job,) = here.jobs
     here.keeps_stopping = True
@@ -118,8 +114,7 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
         each.register()
     world.settle_down()
     assert there.jobs == {}, "nor after a restart of the scheduler"
-    for _ in range(40):
-        world.step(10.0)
+    world.settle_down(40, 10.0)
     world.settle_down()
     assert there.jobs == {}, "nor is it given up meanwhile"
     here.let_go(job)
@@ -129,8 +124,7 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
 
 def test_a_job_takes_another_cookie_than_that_of_one_that_still_ends(world):
     node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
-    operation = world.start("p", jobs=5)
-    world.settle_down()
+    operation = world.run("p", jobs=5)
     for each in (node, other):
         each.keeps_stopping = True
     world.suspend(operation, abort_running_jobs=True)
@@ -155,8 +149,7 @@ def test_a_job_that_completes_in_the_time_that_it_was_given_is_not_done_again(wo
 def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
     """An operation of two jobs; the node of the one with cookie 0, that of the other."""
     nodes = [world.node("n1", cpu=1), world.node("n2", cpu=1)]
-    operation = world.start("p", jobs=2)
-    world.settle_down()
+    operation = world.run("p", jobs=2)
     nodes.sort(key=cookies)
     assert [cookies(node) for node in nodes] == [[0], [1]]
     return nodes[0], nodes[1], operation
@@ -242,8 +235,7 @@ def test_a_job_that_completes_after_its_replacement_has_counts_no_more(world):
 
 def test_jobs_that_a_version_without_numbers_started_take_the_places_that_are_left(world):
     node = world.node("n1", cpu=3)
-    operation = world.start("p", jobs=5)
-    world.settle_down()
+    operation = world.run("p", jobs=5)
     node.finish(next(iter(node.jobs)))
     world.settle_down()
     for (kind, key), value in world.stored.items():
@@ -290,8 +282,7 @@ def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[Pl
     """A job with cookie 0 was told to stop by a run of the scheduler that did not store that, and works on; the next
     run has heard of it. Its node, another one with room, the operation of two jobs, the job."""
     here = world.node("n1", cpu=2)
-    operation = world.start("p", tasks={"t": {"job_count": 2, "command": "x", **task}})
-    world.settle_down()
+    operation = world.run("p", tasks={"t": {"job_count": 2, "command": "x", **task}})
     (job,) = [job.id for job in world.jobs_of(operation) if job.cookie == 0]
     here.keeps_stopping = True
     here.obey(HeartbeatAnswer(accepted=True, stop=[StopOrder(job, 60.0, "aborted", "not stored")]))

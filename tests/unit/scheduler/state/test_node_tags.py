@@ -63,8 +63,7 @@ def test_they_outlive_the_loss_of_the_node_and_can_be_given_meanwhile(world):
 def test_a_node_follows_them_to_another_tree_with_a_word_about_its_jobs(world):
     world.set_tree(nodes_filter="!gpu")
     world.create_tree("gpus", nodes_filter="gpu")
-    world.start(jobs=2)
-    world.settle_down()
+    world.run(jobs=2)
     change = world.do(SetNodeTags("n1", tags=("gpu",)))
     assert change.warnings == ('node "n1" goes from tree "default" to tree "gpus"; 2 jobs on it are aborted',)
     assert (world.state.nodes["n1"].tree, len(world.tree().nodes)) == ("gpus", 0)

@@ -25,8 +25,7 @@ def ended(world: World, operation: str, job: str) -> JobRecord:
 
 def run(world: World, jobs: int = 1, **spec: object) -> str:
     """An operation whose jobs run and are known to run."""
-    operation = world.start("p", jobs=jobs, **spec)
-    world.settle_down()
+    operation = world.run("p", jobs=jobs, **spec)
     assert len(world.jobs_of(operation)) == jobs
     return operation
 
@@ -52,8 +51,7 @@ def order_without_room(world: World) -> tuple[PlayedNode, str, str]:
     """A job that its node has and that waits there for room; node, operation, job."""
     node = world.node("n1")
     node.has_no_room = True
-    operation = world.start("p")
-    world.settle_down()
+    operation = world.run("p")
     (job,) = node.waiting
     return node, operation, job
 
@@ -237,12 +235,10 @@ def test_6_7_a_preempted_job_is_aborted_whatever_its_exit_code_and_started_again
     world.create_pool("low")
     world.create_pool("high", strong_guarantee_resources={"cpu": 10})
     node = world.node("n1", cpu=10)
-    low = world.start("low", max_failed_job_count=1)
-    world.settle_down()
+    low = world.run("low", max_failed_job_count=1)
     (job,) = node.jobs
     node.keeps_stopping = True
-    world.start("high", jobs=10)
-    world.settle_down()
+    world.run("high", jobs=10)
     assert list(node.stopping) == [job]
     why = node.stopping[job].why
     node.let_go(job, state, exit_code=exit_code)
@@ -265,8 +261,7 @@ def test_1_9_a_job_of_an_overcommitted_node_is_recorded_with_kind_sentence_and_e
     operation = run(world, 2)
     node.has(1.0)
     node.keeps_stopping = True
-    for _ in range(17):
-        world.step()
+    world.settle_down(17)
     (job,) = node.stopping
     stop = node.stopping[job]
     assert stop.kind == "overcommit"
@@ -368,8 +363,7 @@ def test_a_job_that_is_being_stopped_is_not_taken_over_and_takes_its_room_until_
     world.settle_down()
     assert [each.node.id for each in world.jobs_of(operation)] == ["n2"]
     assert len(other.jobs) == 0, "the job whose place it has may still work"
-    more = world.start("p")
-    world.settle_down()
+    more = world.run("p")
     assert world.jobs_of(more) == []
     node.let_go(job)
     world.settle_down()

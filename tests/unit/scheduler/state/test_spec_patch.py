@@ -29,8 +29,7 @@ def patch(world: World, operation: str, *pairs: tuple[str, Any]) -> None:
 
 
 def begin(world: World, jobs: int, **spec: Any) -> str:
-    operation = world.start("p", jobs=jobs, **spec)
-    world.settle_down()
+    operation = world.run("p", jobs=jobs, **spec)
     return operation
 
 

@@ -29,8 +29,7 @@ def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
     """An operation in pool p whose jobs run and are known to run."""
     if "p" not in world.tree().pools:
         world.create_pool("p")
-    operation = world.start("p", jobs=jobs, cpu=cpu, **spec)
-    world.settle_down()
+    operation = world.run("p", jobs=jobs, cpu=cpu, **spec)
     return operation
 
 
@@ -88,8 +87,7 @@ def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
     world.suspend(suspended)
     ended = world.start("p", time_limit=5000)
     world.complete(ended)
-    for _ in range(5):
-        world.step(1.0)
+    world.settle_down(5, 1.0)
     assert world.states([waiting, suspended, ended]) == "ffc"
 
 
@@ -113,8 +111,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     node.keeps_stopping = True
     world.step(4.0)
     assert node.stopping[job].why == "Job time limit exceeded: it ran for longer than its job_time_limit of 10000 ms"
-    for _ in range(3):
-        world.step()
+    world.settle_down(3)
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})  # nothing instead while it ends
     assert world.job_counts(operation) == JobCounts()
     node.keeps_stopping = False
@@ -184,8 +181,7 @@ def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_ove
     node, operation = overdue(world, jobs=1)
     (job,) = node.stopping
     world.restart()
-    for _ in range(3):
-        world.step()
+    world.settle_down(3)
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})
     node.keeps_stopping = False
     node.let_go(job, "failed")
@@ -263,8 +259,7 @@ def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world
     world.create_tree("other", nodes_filter="x")
     node, operation = busy_node(world)
     fit_two_trees(node, node.restart_agent)
-    for _ in range(10):
-        world.step(SILENCE_S)
+    world.settle_down(10, SILENCE_S)
     assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
     assert world.job_counts(operation) == JobCounts()
 
@@ -369,8 +364,7 @@ def test_2_3_operations_leave_a_removed_tree():
     world = World(nodes_filter="!x")
     world.create_tree("other", nodes_filter="x")
     here, there = world.node("n1"), world.node("n2", tags=("x",))
-    operation = world.start("p", jobs=20, pool_trees=["default", "other"])
-    world.settle_down()
+    operation = world.run("p", jobs=20, pool_trees=["default", "other"])
     assert len(here.jobs) == len(there.jobs) == 10
     world.do(RemoveTree("other", recursive=True))
     assert list(world.record(operation).trees) == ["default"]
@@ -411,8 +405,7 @@ def test_2_3_what_is_told_about_jobs_of_a_removed_tree_is_of_the_time_of_the_rem
     world = World(nodes_filter="!x")
     world.create_tree("other", nodes_filter="x")
     world.node("n1", tags=("x",))
-    operation = world.start("p", pool_trees=["default", "other"])
-    world.settle_down()
+    operation = world.run("p", pool_trees=["default", "other"])
     world.now = removed_at = 2000.0
     world.do(RemoveTree("other", recursive=True))
     world.step()
@@ -724,8 +717,7 @@ def test_a_job_whose_node_was_given_up_is_no_stored_start_any_more(world):
     del world.nodes["n1"]
     world.restart()
     assert len(world.jobs_of(operation)) == 1
-    for _ in range(10):
-        world.step(SILENCE_S)
+    world.settle_down(10, SILENCE_S)
     assert not [place for place in world.stored if place[0] == "start"]
     assert world.job_counts(operation) == JobCounts(lost=1)
     world.restart()
@@ -738,8 +730,7 @@ def test_a_job_that_is_taken_over_after_it_was_given_up_is_a_stored_start_again(
     node, operation = busy_node(world, jobs=1)
     (job,) = node.jobs
     world.nodes.clear()
-    for _ in range(10):
-        world.step(SILENCE_S)
+    world.settle_down(10, SILENCE_S)
     assert world.stored.keys() & {("start", job), ("job", job)} == {("job", job)}
     world.nodes["n1"] = node
     node.register()

@@ -40,8 +40,7 @@ def places(world: World, operation: str) -> str:
 def test_jobs_start_on_nodes_that_fit(text, expected):
     """TAG-1."""
     world = make(3.0, 4.0)
-    operation = world.start(jobs=9, scheduling_tag=text)
-    world.settle_down()
+    operation = world.run(jobs=9, scheduling_tag=text)
     assert places(world, operation) == expected
     assert_consistent(world.state)
 
@@ -50,11 +49,9 @@ def test_one_that_no_online_node_fits_fails_after_a_minute_and_names_the_filter(
     """TAG-1."""
     world = make()
     operation = world.start(scheduling_tag_filter="ssd & gpu")
-    other = world.start(scheduling_tag_filter="gpu")
-    world.settle_down()
+    other = world.run(scheduling_tag_filter="gpu")
     assert world.record(operation).state == "running"
-    for _ in range(50):
-        world.step()
+    world.settle_down(50)
     world.do(SetNodeTags("n2", tags=("gpu",)))
     world.settle_down(10)
     record = world.record(operation)
@@ -70,25 +67,19 @@ def test_one_that_no_online_node_fits_fails_after_a_minute_and_names_the_filter(
 
 def test_it_waits_while_a_node_is_away_only_shortly_while_it_has_a_job_and_while_the_scheduler_is_young():
     world = make()
-    operation = world.start(jobs=5, scheduling_tag_filter="ssd")
-    world.settle_down()
+    operation = world.run(jobs=5, scheduling_tag_filter="ssd")
     world.do(SetNodeTags("n1", tags=("other",)))
     world.set_operation(operation, scheduling_tag_filter="none")
-    for _ in range(100):
-        world.step()
+    world.settle_down(100)
     assert (world.record(operation).state, places(world, operation)) == ("running", "n1 n1 n1")
     world.suspend(operation, abort_running_jobs=True)
-    for _ in range(100):
-        world.step()
+    world.settle_down(100)
     world.resume(operation)
-    for _ in range(50):
-        world.step()
+    world.settle_down(50)
     world.restart()
-    for _ in range(50):
-        world.step()
+    world.settle_down(50)
     assert world.record(operation).state == "running"
-    for _ in range(20):
-        world.step()
+    world.settle_down(20)
     assert world.record(operation).state == "failed"
 
 
@@ -106,8 +97,7 @@ def test_it_does_not_fail_where(why):
     if why == "never":
         world.state.rules = type(world.state.rules)(unmatched_scheduling_tag_timeout_s=0.0)
     operation = world.start("a" if why == "it is pending" else "b", **spec)
-    for _ in range(150):
-        world.step()
+    world.settle_down(150)
     assert world.record(operation).state in ("running", "pending")
 
 
@@ -120,8 +110,7 @@ def test_the_filters_of_all_pools_above_hold_too(pool, own, expected):
     world.create_pool("top", scheduling_tag_filter=pool)
     world.create_pool("a", "top")
     for place in ("a", "a$b"):
-        operation = world.start(place, jobs=9, **{FILTER: own})
-        world.settle_down()
+        operation = world.run(place, jobs=9, **{FILTER: own})
         assert places(world, operation) == expected
         world.abort(operation)
         world.settle_down()
@@ -131,13 +120,11 @@ def test_the_filters_of_all_pools_above_hold_too(pool, own, expected):
 def test_a_share_is_bounded_by_the_nodes_that_fit():
     """TAG-3."""
     world = make()
-    operation = world.start(jobs=10, scheduling_tag_filter="ssd")
-    world.settle_down()
+    operation = world.run(jobs=10, scheduling_tag_filter="ssd")
     element = world.element(operation)
     assert max(element.fair_share) == pytest.approx(0.3)
     assert (max(element.demand_share), element.demand[1]) == (1.0, 10.0)
-    for _ in range(100):
-        world.step()
+    world.settle_down(100)
     assert (len(world.jobs_of(operation)), element.starvation_status, element.below_since) == (3, "non_starving", None)
     world.set_operation(operation, scheduling_tag_filter="")
     world.update()
@@ -148,8 +135,7 @@ def test_a_pool_with_a_filter_leaves_the_rest_to_others_and_to_starve_for_pieces
     world = make()
     world.create_pool("a", scheduling_tag_filter="ssd", weight=10)
     mine, other = world.start("a", jobs=9, cpu=2.0), world.start("b", jobs=10)
-    for _ in range(100):
-        world.step()
+    world.settle_down(100)
     assert [max(world.pool(name).fair_share) for name in ("a", "b")] == pytest.approx([0.3, 0.7])
     assert (places(world, mine), len(world.jobs_of(other))) == ("n1", 8)
     assert world.pool("a").starvation_status == world.element(mine).starvation_status == "non_starving"
@@ -158,8 +144,7 @@ def test_a_pool_with_a_filter_leaves_the_rest_to_others_and_to_starve_for_pieces
 def test_a_live_change_holds_for_starts_from_then_on():
     """TAG-4."""
     world = make()
-    operation = world.start(jobs=9, scheduling_tag_filter="!ssd")
-    world.settle_down()
+    operation = world.run(jobs=9, scheduling_tag_filter="!ssd")
     assert places(world, operation) == "n2 n2 n2 n2 n2 n2 n2"
     world.set_operation(operation, scheduling_tag_filter="ssd")
     world.beat()
@@ -202,12 +187,10 @@ def test_a_gang_has_fitting_nodes_alone():
     world = make(4.0, 8.0, fair_share_starvation_timeout=1000, preemptive_scheduling_backoff=0,
                  max_unpreemptible_running_job_count=0)  # fmt: skip
     world.node("n3", cpu=4.0, tags=("ssd",))
-    world.start("a", jobs=16)
-    world.settle_down()
+    world.run("a", jobs=16)
     gang = world.start("b", jobs=4, is_gang=True, scheduling_tag_filter="ssd")
     large = world.start("c", jobs=9, is_gang=True, scheduling_tag_filter="ssd")
-    for _ in range(30):
-        world.step()
+    world.settle_down(30)
     assert len(world.jobs_of(gang)) == 4
     assert "n2" not in places(world, gang)
     assert world.element(large).explain_unplaceable() == (
@@ -218,8 +201,7 @@ def test_a_gang_has_fitting_nodes_alone():
 
 def test_why_nothing_starts_is_noted_and_unplaceable_jobs_demand_nothing():
     world = make()
-    operation = world.start(jobs=2, cpu=5.0, scheduling_tag_filter="ssd")
-    world.settle_down()
+    operation = world.run(jobs=2, cpu=5.0, scheduling_tag_filter="ssd")
     element = world.element(operation)
     assert element.explain_unplaceable() == '5 cores, largest node matching scheduling_tag_filter "ssd" 3'
     assert element.demand[1] == 0.0
@@ -236,8 +218,7 @@ def test_a_cordoned_node_counts_as_in_the_tree():
     operation = world.start(jobs=10, scheduling_tag_filter="ssd")
     world.step()
     world.do(CordonNode("n1"))
-    for _ in range(100):
-        world.step()
+    world.settle_down(100)
     assert (world.record(operation).state, max(world.element(operation).fair_share)) == ("running", pytest.approx(0.3))
 
 
@@ -288,8 +269,7 @@ def test_who_may_set_that_of_a_pool_administers_it():
 def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     world = make()
     world.create_pool("p", scheduling_tag_filter="ssd | fast")
-    operation = world.start("p", jobs=5, scheduling_tag_filter="!fast")
-    world.settle_down()
+    operation = world.run("p", jobs=5, scheduling_tag_filter="!fast")
     answer = explain_operation(world.state, world.record(operation), world.now, {})
     filters = f'scheduling_tag_filter "!fast" of operation {operation} and "ssd | fast" of pool "p"'
     lines = answer.trees[0].lines
@@ -308,8 +288,7 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     assert (cause.kind, cause.idle_cores, cause.change.operations) == (FILTER, 2.0, [operation])
     assert idle_reasons(report)[FILTER] == 2.0
     world.do(SetNodeTags("n1", tags=("fast",)))
-    never = world.start("p", scheduling_tag_filter="gpu")
-    world.settle_down()
+    never = world.run("p", scheduling_tag_filter="gpu")
     for name, told in ((operation, "the rest of it"), (never, "it")):
         (part,) = explain_operation(world.state, world.record(name), world.now, {}).trees
         assert part.lines[0].startswith(f"{told} cannot start: no node matches scheduling_tag_filter ")
@@ -359,6 +338,5 @@ def test_what_a_node_may_not_hold_is_not_looked_at_on_each_of_its_heartbeats():
         world.suspend(each)
     order.catch_up()
     assert order.best() is first.best() is second.best() is None
-    other = world.start(jobs=9, scheduling_tag_filter="!ssd")
-    world.settle_down()
+    other = world.run(jobs=9, scheduling_tag_filter="!ssd")
     assert places(world, other) == "n2 n2 n2 n2 n2 n2 n2"

@@ -94,8 +94,7 @@ def test_8_memory_counts_as_reported_or_as_ordered():
     world = World()
     world.create_pool("p")
     node = world.node("n1", memory=100)
-    world.start("p", memory=40)
-    world.settle_down()
+    world.run("p", memory=40)
     assert world.pool("p").usage[3] == 40
     heartbeat = node.heartbeat()
     (report,) = heartbeat.jobs
