@@ -436,7 +436,7 @@ class World:
     def start(self, pool: str = "", user: str = "u", jobs: int = 1, cpu: float = 1.0, **spec: Any) -> str:
         """Start an operation with one task "t", with ``memory`` as its memory_limit and the options in ``task``, and
         give its id. Raises CommandError."""
-        given = make_task(jobs, cpu_limit=cpu, memory_limit=spec.pop("memory", 0), **spec.pop("task", {}))
+        given = make_task(jobs, **{"cpu_limit": cpu, "memory_limit": spec.pop("memory", 0), **spec.pop("task", {})})
         table = {"tasks": {"t": given}, **({"pool": pool} if pool else {}), **spec}
         return self.do(StartOperation(table), user).id
 

@@ -12,7 +12,6 @@ from cpumond.scheduler.answers.obstacles import split_capacity
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.decide.backfill import list_returns
 from cpumond.scheduler.elements.figures import TREE
-from cpumond.scheduler.settings.operations import StartOperation
 
 LONG_S, SHORT_S = 100.0, 10.0
 FAR = 10**9
@@ -53,12 +52,8 @@ def make_waiting(refuses: bool = False, **tree: Any) -> tuple[World, str, str]:
 
 def ask(world: World, jobs: int = 4, **spec: Any) -> str:
     """An operation of one-core jobs comes: how it is called, once it has what it gets."""
-    limit, once = spec.pop("job_time_limit", None), spec.pop("fail_on_job_restart", False)
-    task = {"command": "true", "job_count": jobs, "cpu_limit": 1.0, "memory_limit": 0}
-    task |= ({"job_time_limit": limit} if limit else {}) | ({"fail_on_job_restart": True} if once else {})
-    found = world.do(StartOperation({"tasks": {"t": task}, "pool": "small", **spec}), "u").id
-    world.settle_down()
-    return found
+    task = {name: spec.pop(name) for name in ("job_time_limit", "fail_on_job_restart") if name in spec}
+    return world.run("small", jobs=jobs, task=task, **spec)
 
 
 def why(world: World, operation: str) -> str:

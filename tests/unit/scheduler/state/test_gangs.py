@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_world import EASY, World, assert_consistent
+from scheduler_world import EASY, World, assert_consistent, make_task
 
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.protection import find_protections
@@ -155,9 +155,8 @@ def make_overdue(**more: Any) -> tuple[World, str]:
     for number in range(4):
         world.node(f"n{number}", cpu=2)
     world.step()
-    task = {"command": "true", "job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
-    spec = {"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100, **more}
-    gang = world.do(StartOperation(spec)).id
+    task = {"job_time_limit": 10_000}
+    gang = world.start(jobs=3, cpu=2.0, task=task, is_gang=True, max_failed_job_count=100, **more)
     world.settle_down(10)
     assert len(world.jobs_of(gang)) == 3
     for node in world.nodes.values():
@@ -321,13 +320,8 @@ def test_a_graceful_gang_ends_when_the_time_of_each_job_is_over():
     world = make_world()
     world.create_pool("big")
     world.create_pool("small", weight=4)
-    tasks = {
-        name: {"command": "true", "job_count": 2, "cpu_limit": 1.0, "min_run_time": ms}
-        for name, ms in (("a", 0), ("b", 60_000))
-    }
-    spec = {"tasks": tasks, "is_gang": True, "pool": "big", "preemption_mode": "graceful"}
-    gang = world.do(StartOperation(spec)).id
-    world.settle_down()
+    tasks = {name: make_task(2, min_run_time=ms) for name, ms in (("a", 0), ("b", 60_000))}
+    gang = world.run("big", tasks=tasks, is_gang=True, preemption_mode="graceful")
     world.start("small", jobs=6)
     world.settle_down(50)
     assert len(world.jobs_of(gang)) == 4

@@ -20,8 +20,7 @@ def world() -> World:
 
 def begin(world: World, jobs: int = 2, **task: object) -> tuple[str, list[str]]:
     """An operation whose jobs run; its id and theirs."""
-    given = {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, **task}
-    operation = world.run("p", tasks={"t": given})
+    operation = world.run("p", jobs=jobs, task=task)
     return operation, [job.id for job in world.jobs_of(operation)]
 
 

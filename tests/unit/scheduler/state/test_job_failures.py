@@ -6,7 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from scheduler_world import PlayedNode, World
+from scheduler_world import PlayedNode, World, make_task
 
 from cpumond.api.updated_tree import look_once
 from cpumond.api.yt.lazy import materialise
@@ -16,17 +16,6 @@ from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, StartOperation
 from cpumond.scheduler.state import install
-
-
-def task(jobs: int = 1, **more: Any) -> dict[str, Any]:
-    return {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, **more}
-
-
-def begin(world: World, tasks: dict[str, dict[str, Any]] | None = None, **spec: Any) -> str:
-    """An operation in pool p whose jobs run, as far as there is room, and are known to run."""
-    operation = world.do(StartOperation({"pool": "p", "tasks": tasks or {"t": task()}, **spec})).id
-    world.settle_down()
-    return operation
 
 
 def job_of(world: World, operation: str, name: str = "t") -> str:
@@ -54,7 +43,9 @@ def lines_of(world: World, operation: str) -> str:
 def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
     """FOJR-1."""
     node = world.node("n1")
-    operation = begin(world, {"a": task(), "b": task()}, fail_on_job_restart=True, max_failed_job_count=10)
+    operation = world.run(
+        "p", tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True, max_failed_job_count=10
+    )
     job = job_of(world, operation, "a")
     assert len(node.jobs) == 2
     end(world, node, job, exit_code=1, reason="exit code 1")
@@ -71,7 +62,9 @@ def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
 def test_only_tasks_that_say_so_must_not_run_twice(world, name, state):
     """FOJR-2."""
     node = world.node("n1")
-    operation = begin(world, {"a": task(), "b": task(fail_on_job_restart=True)}, max_failed_job_count=2)
+    operation = world.run(
+        "p", tasks={"a": make_task(), "b": make_task(fail_on_job_restart=True)}, max_failed_job_count=2
+    )
     end(world, node, job_of(world, operation, name))
     while node.jobs:
         end(world, node, next(iter(node.jobs)), "completed")
@@ -89,7 +82,7 @@ def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_whil
     """FOJR-3, for a job that ran."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = begin(world, fail_on_job_restart=True)
+    operation = world.run("p", fail_on_job_restart=True)
     job = job_of(world, operation)
     node.keeps_stopping = True
     preempt(world, node)
@@ -113,7 +106,7 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=1000)
     node.has_no_room = True
-    operation = begin(world, fail_on_job_restart=True)
+    operation = world.run("p", fail_on_job_restart=True)
     assert len(node.waiting) == 1
     world.create_pool("q", strong_guarantee_resources={"cpu": 2})
     world.start("q", jobs=2)
@@ -129,7 +122,7 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
 def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = begin(world, {"t": task(interruptible=True)}, fail_on_job_restart=True)
+    operation = world.run("p", task={"interruptible": True}, fail_on_job_restart=True)
     job = job_of(world, operation)
     node.keeps_stopping = True
     preempt(world, node)
@@ -141,7 +134,7 @@ def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
 def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_does_not(world):
     """FOJR-3."""
     node = world.node("n1")
-    aborted = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    aborted = world.run("p", jobs=2, fail_on_job_restart=True)
     job, other = (job.id for job in world.jobs_of(aborted))
     world.do(AbortJob(job), "ann")
     world.settle_down()
@@ -149,7 +142,7 @@ def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_
     assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "user_request"}
     assert error["inner_errors"][0]["message"] == f"aborted: user ann aborted job {job}"
     assert (world.job_counts(aborted), other in node.jobs) == (JobCounts(aborted=2), False)
-    abandoned = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    abandoned = world.run("p", jobs=2, fail_on_job_restart=True)
     job, other = (job.id for job in world.jobs_of(abandoned))
     world.do(AbandonJob(job))
     world.settle_down()
@@ -161,7 +154,7 @@ def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported):
     world.node("n1")
-    operation = world.do(StartOperation({"pool": "p", "tasks": {"t": task()}, "fail_on_job_restart": True})).id
+    operation = world.start("p", fail_on_job_restart=True)
     world.step()
     if reported:
         world.settle_down()
@@ -173,7 +166,7 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
 
 def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operation(world):
     node = world.node("n1")
-    operation = world.do(StartOperation({"pool": "p", "tasks": {"t": task()}, "fail_on_job_restart": True})).id
+    operation = world.start("p", fail_on_job_restart=True)
     world.step()
     node.finish(next(iter(node.jobs)), "lost")
     world.settle_down()
@@ -183,7 +176,7 @@ def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operat
 def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
     """FOJR-4."""
     node = world.node("n1")
-    operation = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    operation = world.run("p", jobs=2, fail_on_job_restart=True)
     jobs = list(node.jobs)
     world.restart()
     world.settle_down()
@@ -195,7 +188,7 @@ def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
 
 def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_of_the_scheduler(world):
     node = world.node("n1")
-    operation = begin(world, fail_on_job_restart=True)
+    operation = world.run("p", fail_on_job_restart=True)
     (job,) = node.jobs
     node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
     world.restart()
@@ -209,7 +202,7 @@ def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_o
 def test_a_restart_fails_an_operation_that_is_half_begun(world):
     """FOJR-4."""
     node = world.node("n1", cpu=5.0)
-    operation = begin(world, {"t": task(7)}, fail_on_job_restart=True)
+    operation = world.run("p", jobs=7, fail_on_job_restart=True)
     end(world, node, job_of(world, operation), "completed")
     assert len(node.jobs) == 5
     world.restart()
@@ -222,8 +215,8 @@ def test_a_restart_fails_an_operation_that_is_half_begun(world):
 
 def test_a_restart_spares_what_has_not_begun_and_tasks_that_do_not_say_so(world):
     world.node("n1", cpu=2.0)
-    waiting = begin(world, {"t": task(2, cpu_limit=3)}, fail_on_job_restart=True)
-    other = begin(world, {"a": task(5), "b": task(1, fail_on_job_restart=True, cpu_limit=3)})
+    waiting = world.run("p", jobs=2, task={"cpu_limit": 3}, fail_on_job_restart=True)
+    other = world.run("p", tasks={"a": make_task(5), "b": make_task(1, fail_on_job_restart=True, cpu_limit=3)})
     world.restart()
     world.settle_down()
     assert world.states([waiting, other]) == "rr"
@@ -232,8 +225,8 @@ def test_a_restart_spares_what_has_not_begun_and_tasks_that_do_not_say_so(world)
 def test_its_jobs_are_preempted_after_others_that_are_protected_alike(world):
     world.node("n1", cpu=6.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    other = begin(world, {"t": task(3)})
-    careful = begin(world, {"t": task(3)}, fail_on_job_restart=True)  # the last to start would be the first to go
+    other = world.run("p", jobs=3)
+    careful = world.run("p", jobs=3, fail_on_job_restart=True)  # the last to start would be the first to go
     world.create_pool("q", strong_guarantee_resources={"cpu": 2})
     starving = world.start("q", jobs=2)
     for _ in range(12):
@@ -244,8 +237,8 @@ def test_its_jobs_are_preempted_after_others_that_are_protected_alike(world):
 
 def test_jobs_above_a_lowered_limit_go_before_those_that_fail_their_operation(world):
     world.node("n1", cpu=4.0)
-    other = begin(world)
-    careful = begin(world, fail_on_job_restart=True)
+    other = world.run("p")
+    careful = world.run("p", fail_on_job_restart=True)
     world.set_pool("p", resource_limits={"cpu": 1})
     world.settle_down(3, 6.0)
     assert (len(world.jobs_of(other)), world.record(careful).state) == (0, "running")
@@ -253,11 +246,11 @@ def test_jobs_above_a_lowered_limit_go_before_those_that_fail_their_operation(wo
 
 def test_why_says_that_a_preemption_would_fail_it(world):
     world.node("n1")
-    every = begin(world, {"a": task(), "b": task()}, fail_on_job_restart=True)
-    one = begin(world, {"a": task(), "b": task(fail_on_job_restart=True)})
+    every = world.run("p", tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True)
+    one = world.run("p", tasks={"a": make_task(), "b": make_task(fail_on_job_restart=True)})
     assert "it fails if one of its jobs is preempted, aborted or lost (fail_on_job_restart)" in lines_of(world, every)
     assert "it fails if a job of task 'b' is preempted, aborted or lost" in lines_of(world, one).replace('"', "'")
-    assert "fail_on_job_restart" not in lines_of(world, begin(world))
+    assert "fail_on_job_restart" not in lines_of(world, world.run("p"))
 
 
 # --- suspend_on_job_failure
@@ -266,7 +259,7 @@ def test_why_says_that_a_preemption_would_fail_it(world):
 def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     """SUSP-1."""
     node = world.node("n1")
-    operation = begin(world, {"t": task(2)}, suspend_on_job_failure=True)
+    operation = world.run("p", jobs=2, suspend_on_job_failure=True)
     job = job_of(world, operation)
     end(world, node, job, exit_code=1, reason="exit code 1; stderr: boom")
     record = world.record(operation)
@@ -288,7 +281,7 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
 
 def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(world):
     node = world.node("n1")
-    operation = begin(world, suspend_on_job_failure=True, max_failed_job_count=1)
+    operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
     end(world, node, job_of(world, operation))
     assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
 
@@ -299,7 +292,7 @@ def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(worl
 def test_completed_jobs_start_again_until_the_operation_is_ended(world):
     """RCJ-1."""
     node = world.node("n1")
-    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    operation = world.run("p", task={"restart_completed_jobs": True})
     for number in range(1, 4):
         end(world, node, job_of(world, operation), "completed")
         assert world.job_counts(operation) == JobCounts(lost=number)
@@ -314,7 +307,7 @@ def test_completed_jobs_start_again_until_the_operation_is_ended(world):
 
 def test_an_abandoned_job_is_not_started_again(world):
     node = world.node("n1")
-    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    operation = world.run("p", task={"restart_completed_jobs": True})
     world.do(AbandonJob(job_of(world, operation)))
     world.settle_down()
     assert (world.record(operation).state, node.jobs) == ("completed", {})
@@ -323,7 +316,7 @@ def test_an_abandoned_job_is_not_started_again(world):
 def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
     monkeypatch.setattr(install, "MAX_RESTARTED_JOBS", 3)
     node = world.node("n1")
-    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    operation = world.run("p", task={"restart_completed_jobs": True})
     ended = []
     for number in range(8):
         ended.append(job_of(world, operation))
@@ -355,7 +348,7 @@ def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(wo
     """INT-1."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = begin(world, {"t": task(**SIGNAL)}, max_failed_job_count=1)
+    operation = world.run("p", task=SIGNAL, max_failed_job_count=1)
     job = interrupt(world, node, operation)
     node.let_go(job, told, exit_code=17, reason="exit code 17")
     world.node("n2")
@@ -368,7 +361,7 @@ def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(wo
 
 def test_a_restart_exit_code_needs_no_interruption(world):
     node = world.node("n1")
-    operation = begin(world, {"t": task(restart_exit_code=17)}, max_failed_job_count=1, fail_on_job_restart=True)
+    operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1, fail_on_job_restart=True)
     end(world, node, job_of(world, operation), exit_code=17)
     assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
     end(world, node, job_of(world, operation), exit_code=16)
@@ -377,7 +370,7 @@ def test_a_restart_exit_code_needs_no_interruption(world):
 
 def test_a_restart_exit_code_counts_of_a_job_that_ended_before_it_was_taken_over(world):
     node = world.node("n1")
-    operation = begin(world, {"t": task(restart_exit_code=17)}, max_failed_job_count=1)
+    operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1)
     job = job_of(world, operation)
     world.forget_starts()
     world.restart()
@@ -398,7 +391,7 @@ def test_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, co
     """INT-2, and codes that say something else."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = begin(world, {"t": task(**SIGNAL)})
+    operation = world.run("p", task=SIGNAL)
     job = interrupt(world, node, operation)
     node.let_go(job, told, exit_code=code)
     world.settle_down()
@@ -410,7 +403,7 @@ def test_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, co
 def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(world, more):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = begin(world, {"t": task(**more)})
+    operation = world.run("p", task=more)
     node.let_go(interrupt(world, node, operation), "failed", exit_code=3)
     world.settle_down()
     assert world.job_counts(operation) == JobCounts(aborted=1)
@@ -418,7 +411,7 @@ def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(wor
 
 def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(world):
     node = world.node("n1")
-    operation = begin(world, {"t": task(2, restart_exit_code=17)}, is_gang=True)
+    operation = world.run("p", jobs=2, task={"restart_exit_code": 17}, is_gang=True)
     before = set(node.jobs)
     end(world, node, job_of(world, operation), exit_code=17)
     world.settle_down()
@@ -428,7 +421,7 @@ def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(
 
 def test_a_completed_job_of_a_gang_starts_again_alone(world):
     node = world.node("n1")
-    operation = begin(world, {"t": task(2, restart_completed_jobs=True)}, is_gang=True)
+    operation = world.run("p", jobs=2, task={"restart_completed_jobs": True}, is_gang=True)
     first, second = node.jobs
     end(world, node, first, "completed")
     assert (len(node.jobs), second in node.jobs) == (2, True)
@@ -437,7 +430,7 @@ def test_a_completed_job_of_a_gang_starts_again_alone(world):
 
 def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):
     node = world.node("n1")
-    begin(world, {"t": task(**SIGNAL, signal_root_process_only=True, max_stderr_size=100)})
+    world.run("p", task={**SIGNAL, "signal_root_process_only": True, "max_stderr_size": 100})
     [job] = node.jobs.values()
     order = job.order
     assert (order.interruption_signal, order.signal_root_process_only, order.interruptible) == ("SIGINT", True, True)
@@ -448,7 +441,7 @@ def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(wor
 def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
     """``redirect_stdout_to_stderr``."""
     node = world.node("n1")
-    begin(world, {"t": task(redirect_stdout_to_stderr=True, command=command)})
+    world.run("p", task={"redirect_stdout_to_stderr": True, "command": command})
     [job] = node.jobs.values()
     ordered = job.order.command
     done = subprocess.run(
@@ -461,7 +454,7 @@ def test_a_task_that_wants_more_of_stderr_than_nodes_keep_is_warned_of(world):
     world.node("n1")
     world.state.nodes["n1"].about = AgentAbout("0.3", "quota", "quota", max_log_bytes=1000)
     for size, count in ((1000, 0), (1001, 1)):
-        tasks = {"t": task(max_stderr_size=size)}
-        told = [each for each in world.do(StartOperation({"pool": "p", "tasks": tasks})).warnings if "stderr" in each]
+        command = StartOperation({"pool": "p", "tasks": {"t": make_task(max_stderr_size=size)}})
+        told = [each for each in world.do(command).warnings if "stderr" in each]
         assert len(told) == count
     assert "of 1001 bytes the last 1000 are kept on some nodes" in told[0]

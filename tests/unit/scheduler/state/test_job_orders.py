@@ -7,7 +7,6 @@ import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import JobCounts, Rules
-from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import heartbeats
 from cpumond.scheduler.state.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
 
@@ -24,8 +23,7 @@ def world():
 
 
 def start(world: World, jobs: int, command: str = "true", **environment: str) -> str:
-    task = {"job_count": jobs, "cpu_limit": 0.001, "command": command, "environment": environment}
-    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}})).id
+    return world.start("p", jobs=jobs, cpu=0.001, task={"command": command, "environment": environment})
 
 
 def start_long(world: World, jobs: int, kib: int, character: str = "x") -> str:

@@ -28,10 +28,7 @@ def make(memory: int = GIB, **tree: Any) -> tuple[World, PlayedNode]:
 
 
 def start(world: World, jobs: int = 10, spec: dict[str, Any] | None = None, **task: Any) -> str:
-    table = {"command": "true", "job_count": jobs, "memory_limit": LIMIT, **task}
-    operation_id = world.do(StartOperation({"tasks": {"t": table}, **(spec or {})}), "u").id
-    world.settle_down()
-    return operation_id
+    return world.run(jobs=jobs, task={"memory_limit": LIMIT, **task}, **(spec or {}))
 
 
 def reserves(world: World, operation_id: str) -> list[float]:

@@ -14,8 +14,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.settings.commands import ChangePool, Edit
-from cpumond.scheduler.settings.operations import AbortJob, StartOperation
+from cpumond.scheduler.settings.operations import AbortJob
 
 OOM = {"reason": "out of memory: it requested memory_limit = 1 bytes", "exit_code": 137, "start_time": 1.0}
 
@@ -30,9 +29,8 @@ def world() -> World:
 
 def start(world: World, *rules: str, jobs: int = 2, memory: int = GIB, task: Any = None, **spec: Any) -> str:
     """An operation of jobs of one core that all run, as many as there is room for."""
-    given = {"command": "true", "job_count": jobs, "cpu_limit": 1.0, "memory_limit": memory, **(task or {})}
     policy = {"retry_policy": list(rules)} if rules else {}
-    operation = world.do(StartOperation({"pool": "p", "tasks": {"t": given}, **policy, **spec})).id
+    operation = world.start("p", jobs=jobs, memory=memory, task=task or {}, **policy, **spec)
     world.settle_down(4)
     return operation
 
@@ -103,7 +101,7 @@ def test_a_retry_that_a_rule_allows_does_not_count_and_its_growing_wait_is_bound
     ],
 )
 def test_memory_grows_up_to_the_bound_and_never_beyond(world, bound, grown, why):
-    world.do(ChangePool("default", "p", (Edit(("max_retry_memory",), bound),)))
+    world.set_pool("p", max_retry_memory=bound)
     operation = start(world, "oom:9,memory_growth=2", jobs=1, max_failed_job_count=1)
     seen = []
     while not world.record(operation).is_finished:
@@ -213,7 +211,7 @@ def test_a_gang_waits_as_a_whole_and_its_jobs_count_together(world, spec):
 
 
 def test_a_task_wins_over_its_pool_and_without_a_policy_all_is_as_before(world):
-    world.do(ChangePool("default", "p", (Edit(("retry_policy",), ["exit:1"]),)))
+    world.set_pool("p", retry_policy=["exit:1"])
     inherits = start(world, jobs=1, max_failed_job_count=1)
     fail(world, 0)
     assert world.record(inherits).uncounted_failures == 1
@@ -246,7 +244,7 @@ def test_a_policy_that_could_not_be_honoured_is_refused(world, spec, sentence):
     with pytest.raises(CommandError, match=f"^spec/retry_policy: .*{sentence}"):
         start(world, **spec)
     with pytest.raises(CommandError, match=r"^pool \"p\": retry_policy: rule 'oom': expected how often"):
-        world.do(ChangePool("default", "p", (Edit(("retry_policy",), ["oom"]),)))
+        world.set_pool("p", retry_policy=["oom"])
 
 
 def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):

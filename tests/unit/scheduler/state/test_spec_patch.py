@@ -28,11 +28,6 @@ def patch(world: World, operation: str, *pairs: tuple[str, Any]) -> None:
     world.settle_down()
 
 
-def begin(world: World, jobs: int, **spec: Any) -> str:
-    operation = world.run("p", jobs=jobs, **spec)
-    return operation
-
-
 def cookies(world: World, operation: str) -> list[int]:
     return sorted(job.cookie for job in world.jobs_of(operation))
 
@@ -47,7 +42,7 @@ def finish(world: World, operation: str, *of: int) -> None:
 
 def test_more_jobs_have_cookies_of_their_own(world):
     """JOB-4: 2 -> 4."""
-    operation = begin(world, 2)
+    operation = world.run("p", jobs=2)
     finish(world, operation, 1)
     patch(world, operation, (COUNT, 4))
     assert cookies(world, operation) == [0, 2, 3]
@@ -60,7 +55,7 @@ def test_more_jobs_have_cookies_of_their_own(world):
 
 def test_of_fewer_jobs_the_surplus_is_aborted(world):
     """JOB-4: 2 -> 1."""
-    operation = begin(world, 2)
+    operation = world.run("p", jobs=2)
     patch(world, operation, (COUNT, 1))
     assert cookies(world, operation) == [0]
     assert world.record(operation).aborted_for == {"job_count_changed_by_user_request": 1}
@@ -72,7 +67,7 @@ def test_of_fewer_jobs_the_surplus_is_aborted(world):
 
 
 def test_completed_jobs_count_first_and_waiting_ones_vanish(world):
-    operation = begin(world, 14)  # of which ten have room
+    operation = world.run("p", jobs=14)  # of which ten have room
     finish(world, operation, 3)
     patch(world, operation, (COUNT, 8))
     assert cookies(world, operation) == [0, 1, 2, 4, 5, 6, 7]
@@ -84,7 +79,7 @@ def test_completed_jobs_count_first_and_waiting_ones_vanish(world):
 
 
 def test_who_takes_over_finds_the_surplus_stopped(world):
-    operation = begin(world, 3)
+    operation = world.run("p", jobs=3)
     world.do(PatchOperation(operation, [{"path": COUNT, "value": 1}]))
     world.restart()
     world.settle_down()
@@ -93,7 +88,7 @@ def test_who_takes_over_finds_the_surplus_stopped(world):
 
 
 def test_as_many_as_failed_already_fail_the_operation(world):
-    operation = begin(world, 2)
+    operation = world.run("p", jobs=2)
     [job, _] = world.jobs_of(operation)
     world.nodes["n1"].finish(job.id, "failed")
     world.settle_down()
@@ -105,7 +100,7 @@ def test_as_many_as_failed_already_fail_the_operation(world):
 
 
 def test_what_was_patched_is_shown_and_outlives_a_restart(world):
-    operation = begin(world, 2)
+    operation = world.run("p", jobs=2)
     patch(world, operation, (FAILED, 3), (COUNT, 4), (COUNT, 3))
     for _ in range(2):
         assert view_patch(world.record(operation)) == {
@@ -132,7 +127,7 @@ def test_what_was_patched_is_shown_and_outlives_a_restart(world):
 )
 def test_the_rest_is_refused_and_nothing_of_it_done(world, path, value, said):
     """JOB-4: all or nothing."""
-    operation = begin(world, 2)
+    operation = world.run("p", jobs=2)
     before = world.record(operation)
     with pytest.raises(CommandError, match=said) as caught:
         patch(world, operation, (FAILED, 3), (path, value))
@@ -141,7 +136,7 @@ def test_the_rest_is_refused_and_nothing_of_it_done(world, path, value, said):
 
 
 def test_what_changes_nothing_is_no_mistake(world):
-    operation = begin(world, 2, title="x")
+    operation = world.run("p", jobs=2, title="x")
     patch(world, operation, ("/title", "x"), (COUNT, 2))
     assert cookies(world, operation) == [0, 1]
 
@@ -149,7 +144,7 @@ def test_what_changes_nothing_is_no_mistake(world):
 @pytest.mark.parametrize("spec", [{"is_gang": True}, {"fail_on_job_restart": True}])
 def test_not_of_jobs_that_hang_together(world, spec):
     """JOB-4."""
-    operation = begin(world, 2, **spec)
+    operation = world.run("p", jobs=2, **spec)
     with pytest.raises(CommandError, match="start another operation"):
         patch(world, operation, (COUNT, 3))
     patch(world, operation, (COUNT, 2), (FAILED, 7))
@@ -165,7 +160,7 @@ def test_the_log_has_no_value_of_what_is_no_patch():
 
 
 def test_annotations_change_and_outlive_a_restart(world):
-    operation = begin(world, 1, annotations={"a": 1})
+    operation = world.run("p", jobs=1, annotations={"a": 1})
     world.set_operation(operation, weight=2.0)
     assert world.record(operation).annotations is None
     world.set_operation(operation, annotations={"b": [2]}, controller_agent_tag="x")
@@ -177,7 +172,7 @@ def test_annotations_change_and_outlive_a_restart(world):
 
 
 def test_parameters_that_mean_nothing_here_are_taken_and_shells_are_not(world):
-    operation = begin(world, 1)
+    operation = world.run("p", jobs=1)
     world.set_operation(operation, scheduling_options_per_pool_tree={"default": {"enable_detailed_logs": True}})
     world.set_operation(operation, options_per_job_shell={})
     with pytest.raises(CommandError, match="parameters/options_per_job_shell: there are no shells in jobs"):
@@ -186,8 +181,7 @@ def test_parameters_that_mean_nothing_here_are_taken_and_shells_are_not(world):
 
 def test_not_of_tasks_whose_jobs_have_ranks(world):
     """JOB-4, of gang_options."""
-    given = {"command": "true", "job_count": 2, "cpu_limit": 1, "memory_limit": 0, "gang_options": {}}
-    operation = begin(world, 2, tasks={"t": given})
+    operation = world.run("p", jobs=2, task={"gang_options": {}})
     with pytest.raises(CommandError, match="the jobs of a gang start and end together"):
         patch(world, operation, (COUNT, 3))
     assert world.record(operation).tasks[0].job_count == 2

@@ -29,8 +29,7 @@ def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
     """An operation in pool p whose jobs run and are known to run."""
     if "p" not in world.tree().pools:
         world.create_pool("p")
-    operation = world.run("p", jobs=jobs, cpu=cpu, **spec)
-    return operation
+    return world.run("p", jobs=jobs, cpu=cpu, **spec)
 
 
 def busy_node(world: World, jobs: int = 3, cpu: float = 2.0) -> tuple[PlayedNode, str]:
@@ -47,8 +46,7 @@ def alerts(world: World) -> list[tuple[str, str]]:
 
 
 def with_limits(world: World, job_ms: float | None = None, jobs: int = 2, **spec: object) -> str:
-    task = {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, "job_time_limit": job_ms}
-    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **spec})).id
+    return world.start("p", jobs=jobs, task={"job_time_limit": job_ms}, **spec)
 
 
 def overdue(world: World, jobs: int) -> tuple[PlayedNode, str]:
