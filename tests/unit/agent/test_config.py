@@ -114,31 +114,18 @@ REFUSALS: dict[str, dict[str, str]] = {
         "votes_decision_threshold = 4\nvote-decision-threshold = 4": (
             "monitor.vote-decision-threshold: given twice, also as 'votes_decision_threshold'; keep one of them"
         ),
-        "vote-window-size = 6\nvote_window_size = 6": (
-            "monitor.vote_window_size: given twice, also as 'vote-window-size'; keep one of them"
-        ),
         "throttle_vote = 1": "monitor.throttle_vote: must be true or false, got 1",
-        "smoothing_factor = '0.1'": "monitor.smoothing_factor: must be a number in [0, 1], got '0.1'",
         "smoothing_factor = true": "monitor.smoothing_factor: must be a number in [0, 1], got True",
         "smoothing_factor = 2024-01-01": (
             "monitor.smoothing_factor: must be a number in [0, 1], got date (datetime.date(2024, 1, 1))"
         ),
-        "smoothing_factor = 1.1": "monitor.smoothing_factor: must be a number in [0, 1], got 1.1",
         "smoothing_factor = nan": "monitor.smoothing_factor: must be a number in [0, 1], got nan",
-        "decrease_coefficient = -0.1": "monitor.decrease_coefficient: must be a number in [0, 1], got -0.1",
-        "increase_coefficient = 0.9": "monitor.increase_coefficient: must be a number in [1, 2], got 0.9",
         "vote_window_size = 5.5": "monitor.vote_window_size: must be a whole number in [1, 10000], got 5.5",
-        "vote_window_size = 0": "monitor.vote_window_size: must be a whole number in [1, 10000], got 0",
         "min_cpu_limit = -1": "monitor.min_cpu_limit: must be a number >= 0, got -1",
         "min_cpu_limit = inf": "monitor.min_cpu_limit: must be finite, a number >= 0, got inf",
-        "check_period = 0": "monitor.check_period: must be a duration in [10ms, 1d], got 0s",
         "check_period = '2d'": "monitor.check_period: must be a duration in [10ms, 1d], got 2d",
         "check_period = 'x'": (
             'monitor.check_period: expected a duration such as "1s", "250ms" or "1h30m", got \'x\'; '
-            "allowed: a duration in [10ms, 1d]"
-        ),
-        "check_period = 1" + "0" * 400: (
-            f"monitor.check_period: expected a duration that is finite and not negative, got 1{'0' * 400}; "
             "allowed: a duration in [10ms, 1d]"
         ),
         "start_delay = -1": (
@@ -178,7 +165,6 @@ REFUSALS: dict[str, dict[str, str]] = {
         "[monitr]": "monitr: unknown key; did you mean 'monitor'?",
         "[report]\nuri = 'x'": "report.uri: unknown key; did you mean 'url'?",
         "[log]\nxyzzy = 1": "log.xyzzy: unknown key; known keys: format, level",
-        "[operation.o]\nmodus = 'off'": "operation.o.modus: unknown key; did you mean 'mode'?",
         "[operation.o.job-cpu-monitor]\ndecrease = 1": (
             "operation.o.job-cpu-monitor.decrease: unknown key; did you mean 'decrease_coefficient'?"
         ),
@@ -186,23 +172,17 @@ REFUSALS: dict[str, dict[str, str]] = {
         "source = true": "source: must be a list of tables ([[source]]), got true or false (True)",
         "source = [3]": "source 1: must be a table, got a number (3)",
         "operation = []": "operation: must be a table, got a list ([])",
-        "operation.a = 'x'": "operation.a: must be a table, got a text ('x')",
         "[operation.a]\njob-cpu-monitor = 3": "operation.a.job-cpu-monitor: must be a table, got a number (3)",
-        "managed_roots = 'a'": "managed_roots: must be a list of texts, got 'a'",
         "managed_roots = [1]": "managed_roots: must be a list of texts, got a list ([1])",
         "node_id = 3": "node_id: must be a text of at most 4096 characters, got 3",
         "node_id = {}": "node_id: must be a text of at most 4096 characters, got a table",
-        "state_dir = ''": "state_dir: must be a text that is not empty, got ''",
-        "[writes]\ndrift_max = 1001": "writes.drift_max: must be a whole number in [0, 1000], got 1001",
         "[discovery]\nrescan_period = 0": "discovery.rescan_period: must be a duration > 0s, got 0s",
         "[metrics]\njob_series = 'few'": 'metrics.job_series: must be one of "all", "off", "top", got \'few\'',
         f"[report]\nreport_period = '{'9' * 400}s'": (
             f"report.report_period: expected a duration that is finite, got '{'9' * 400}s'; allowed: a duration > 0s"
         ),
         "[cost]\ncpu_budget_ratio = inf": "cost.cpu_budget_ratio: must be a number in [0, 64], got inf",
-        "[web]\nsamples = -1": "web.samples: must be a whole number in [0, 5000], got -1",
         "[web]\nsamples = 5001": "web.samples: must be a whole number in [0, 5000], got 5001",
-        '[web]\nperiod = "0s"': "web.period: must be a duration > 0s, got 0s",
         **{
             f'[{table}]\nlisten = "{listen}"': (
                 f'{table}.listen: must be "host:port" with a port in [0, 65535], got {listen!r}'
@@ -286,7 +266,6 @@ WRONG_SOURCES = [
         'source 1: ca_file: "none" is only for a kubelet on the loopback',
     ),
     ("kind = 'glob'\npattern = 'a'\nca_file = '/a'", "source 1: ca_file: is only for the kinds docker,"),
-    ("kind = 'docker'\nunlimited = 'never'", "source 1.unlimited: must be one of"),
     ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is only for the kinds docker, podman, slurm,"),
     ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is only for the kinds docker,"),
     ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
@@ -306,14 +285,10 @@ WRONG_SOURCES = [
 WRONG_NODES = [
     ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
     ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "delete it"),
-    ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
     (
         '[executor]\nnode_name = "n"\nkind = "slurm"',
         'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose',
     ),
-    ('[executor]\nuser = "a b"', "executor.user"),
-    ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
-    ('[executor]\nkinds = "none"', "did you mean 'kind'"),
     ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
     (
         '[scheduler]\nurl = ["http://a", ""]',
@@ -323,10 +298,13 @@ WRONG_NODES = [
     ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
     ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either token or token_file"),
     ('[scheduler]\ntoken = "sub secret"', "scheduler.token: must be visible ASCII"),
+    ('[executor]\nuser = "a b"', "executor.user"),
     ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
     ("[resources]\ncpu = 0", "resources.cpu"),
     ("[resources]\nmemory = -1", "resources.memory"),
     ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
+    ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
+    ("[writes]\ndrift_max = 1001", "writes.drift_max: must be a whole number in [0, 1000], got 1001"),
     ('path = "x"', f"{FILE}: path: unknown key; "),  # the internal field is no key
     ("a = ", f"{FILE}: not valid TOML: line 1: `a =`: a has no value"),
     # At the wrong level: the tables that have it, not what merely sounds like it.
@@ -354,7 +332,6 @@ WRONG_NODES = [
         }.items()
     ),
     ('managed_roots = ["/sys/fs/cgroup/"]', 'write "/" for all of it'),
-    (f'node_id = "{"x" * 4097}"', f"{FILE}: node_id: must be a text of at most 4096 characters"),
     *((f'managed_roots = ["{root}"]', f"{FILE}: managed_roots: ") for root in ("..", "a/../b")),
     *((f'{key} = "a\\u0000"', f"{key}: must be printable text") for key in ("state_dir", "mountinfo", "node_id")),
     ('managed_roots = ["a\\u0000b"]', "managed_roots: must be printable text"),
@@ -391,13 +368,10 @@ def test_what_cannot_work_is_refused(text, where, words):
 
 
 def test_jobs_of_engines_have_a_default_of_their_own_below_all_that_is_given():
-    source = "[[source]]\nkind = 'docker'\n"
-    config = load(source)
-    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.1
-    config = load("[monitor]\nmin_cpu_limit = 0.3\n" + source)
-    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.3
-    config = load(source + "[source.job-cpu-monitor]\nmin_cpu_limit = 0.4\n")
-    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.4
+    source, own = "[[source]]\nkind = 'docker'\n", "[source.job-cpu-monitor]\nmin_cpu_limit = 0.4\n"
+    for text, floor in ((source, 0.1), ("[monitor]\nmin_cpu_limit = 0.3\n" + source, 0.3), (source + own, 0.4)):
+        config = load(text)
+        assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == floor
     assert config.node_settings().min_cpu_limit == 1.0
 
 
@@ -417,13 +391,14 @@ def test_drop_ins_are_merged_in_the_order_of_their_names_and_a_later_file_wins_k
     path = write(
         tmp_path,
         main="node_id = 'a'\n[monitor]\nsmoothing_factor = 0.2\nmin_cpu_limit = 2\n",
-        b20="[monitor]\nsmoothing_factor = 0.4\n",
-        b10="node_id = 'b'\n[monitor]\nsmoothing_factor = 0.3\nvote-window-size = 7\n",
+        b20="[monitor]\nsmoothing_factor = 0.4\n" + SOURCE,
+        b10="node_id = 'b'\n[monitor]\nsmoothing_factor = 0.3\nvote-window-size = 7\n" + SOURCE.replace("/a", "/b"),
     )
     config = load_config(path)
     settings = config.node_settings()
     assert (config.node_id, settings.smoothing_factor, settings.min_cpu_limit) == ("b", 0.4, 2.0)
     assert settings.vote_window_size == 7
+    assert [source.pattern for source in config.source] == ["jobs/b", "jobs/a"], "sources add up"
 
 
 def test_other_files_of_conf_d_are_left_alone(tmp_path):
@@ -440,11 +415,6 @@ def test_other_files_of_conf_d_are_left_alone(tmp_path):
     (folder / "d.toml").symlink_to("nothing")
     with pytest.raises(ConfigError, match=r"d\.toml: cannot be read: No such file"):
         load_config(path)
-
-
-def test_sources_of_several_files_add_up(tmp_path):
-    path = write(tmp_path, main=SOURCE, more=SOURCE.replace("jobs/a", "jobs/b"), only="node_id = 'n'")
-    assert [source.pattern for source in load_config(path).source] == ["jobs/a", "jobs/b"]
 
 
 def test_operations_of_several_files_are_merged_by_name_even_one_named_source(tmp_path):
@@ -587,16 +557,11 @@ def test_node_below_source_below_operation_below_job():
 @pytest.mark.parametrize(
     ("node", "source", "operation", "job", "mode"),
     [
-        ("shadow", None, None, {}, "shadow"),
         ("shadow", "reclaim", None, {}, "reclaim"),
         ("shadow", "reclaim", "up-only", {}, "up-only"),
         ("shadow", "reclaim", "up-only", {"mode": "off"}, "off"),
         ("reclaim", None, None, {"enable_cpu_reclaim": False}, "shadow"),
-        ("reclaim", None, "off", {"enable_cpu_reclaim": True}, "off"),
-        (None, None, None, {}, "shadow"),
         (None, None, None, {"enable_cpu_reclaim": True}, "reclaim"),
-        (None, None, None, {"enable_cpu_reclaim": False}, "shadow"),
-        (None, "up-only", None, {"enable_cpu_reclaim": True}, "up-only"),
     ],
 )
 def test_mode_and_enable_cpu_reclaim_are_resolved_over_the_layers(node, source, operation, job, mode):
@@ -634,23 +599,10 @@ def test_a_wrong_layer_names_where_it_came_from(raw, message):
 
 
 def test_assignments_are_read_as_toml_and_else_as_text():
-    layer = parse_assignments(
-        (
-            "vote_window_size=9",
-            "vote_window_size=7",
-            "mode = up-only",
-            "check_period=2s",
-            "start_delay=1500",
-            "throttle-vote=true",
-        )
-    )
-    assert layer == {
-        "vote_window_size": 7,
-        "mode": "up-only",
-        "check_period": 2.0,
-        "start_delay": 1.5,
-        "throttle_vote": True,
-    }
+    given = ("vote_window_size=9", "vote_window_size=7", "mode = up-only", "check_period=2s", "start_delay=1500",
+             "throttle-vote=true")  # fmt: skip
+    told = {"vote_window_size": 7, "mode": "up-only", "check_period": 2.0, "start_delay": 1.5, "throttle_vote": True}
+    assert parse_assignments(given) == told
 
 
 @pytest.mark.parametrize(

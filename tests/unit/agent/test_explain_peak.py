@@ -43,23 +43,6 @@ def why(node: FakeNode) -> str:
     return ask(node).why
 
 
-@pytest.mark.parametrize(
-    ("config", "held", "said"),
-    [
-        (PEAK + 'restore_hold = "60s"\n', True, "but it is not lowered for another 1 min (restore_hold)."),
-        (PEAK + 'direction = "up-only"\n', True, "but it is up-only."),
-        (PEAK.replace("reclaim", "up-only"), False, "but it is up-only."),
-    ],
-)
-def test_what_keeps_it_from_being_lowered(start, config, held, said):
-    node = start(config=config, after_s=30)
-    if held:
-        node.tick({"a": 4.0}, {"a": 0.2})
-    assert "its maximum: " in why(node)
-    assert said in why(node)
-    assert held or ask(node).next == "hold: it is up-only"
-
-
 def test_held_back_and_just_given_back_and_lowered_again(start):
     node = start(after_s=30)
     limit = node.job("a").state.limit_cores
@@ -127,15 +110,6 @@ def test_states_in_which_somebody_else_decides(start):
     assert "another program set it, which is respected for " in why(node)
 
 
-def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
-    node = make_node({"a": SIXTEEN}, config=PEAK + source("jobs*", 16.0)).start()
-    e = control.explain_job(node.agent, "jobs")
-    assert "nothing is ever written to its cgroup, because it has child cgroups" in e.why
-    off = start(config=PEAK.replace("reclaim", "off"), after_s=5)
-    assert why(off).endswith(": its mode is off, so it is neither measured nor changed.")
-    assert ask(off).next == "none in mode off"
-
-
 # ---- status, graphs
 
 
@@ -151,14 +125,6 @@ def test_the_status_has_what_the_rule_knows(start):
     assert (job.peak.held_count, job.peak.held_s) == (1, pytest.approx(0.2))
     assert job.peak.half_life_s == pytest.approx(5.0 * 2**state.caution)
     assert job.peak.target_cores == pytest.approx(1.05 * (state.peak_cores or 0.0))
-
-
-def test_the_documents_rule_has_no_peak(start):
-    node = start(config='[monitor]\nmode = "reclaim"\n', more=PAGE, after_s=30)
-    told = control.explain_job(node.agent, "a")
-    assert (told.limit_rule, told.peak) == ("document", None)
-    assert told.samples is not None
-    assert set(told.samples.peak) == {None}
 
 
 def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(start):

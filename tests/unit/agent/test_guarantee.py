@@ -51,16 +51,6 @@ def test_no_job_is_refused_for_where_its_cgroup_is(make_node):
     assert node.job("a").current_cores == 0.5
 
 
-def test_a_pin_holds_the_guarantee(node):
-    node.ticks(2)
-    control.pin_job(node.agent, "jobs/a", {"cpu_limit": 3.0})
-    node.ticks(8)
-    assert (node.job("a").current_cores, node.cores("a")) == (3.0, 4.0)
-    control.unpin_job(node.agent, "jobs/a")
-    node.ticks(8)
-    assert node.job("a").current_cores == 0.5
-
-
 def test_another_actuator_takes_the_guarantee_over_within_a_check(node):
     """No node is overcommitted by a change of the lever; what is not written any more goes back at once."""
     node.ticks(8)

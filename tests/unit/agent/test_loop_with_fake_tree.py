@@ -18,7 +18,6 @@ from fake_node import QUICK, FakeNode, source
 from cpumond.agent import control, tracked
 from cpumond.agent.config import finish_config, parse_config_text
 from cpumond.agent.limits import writer
-from cpumond.agent.limits.written import WRITTEN_FILE
 from cpumond.agent.report.log import SilentReporter
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
@@ -31,7 +30,6 @@ from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
-from cpumond.testing.tree import FAKE_CPUS
 
 FOUR = v2_cgroup(quota="400000 100000")
 
@@ -130,21 +128,6 @@ def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, 
     assert kinds(node, "a") != "base"
 
 
-def test_a_job_with_its_own_check_period_is_looked_at_that_often(make_node):
-    slow = source("jobs/slow", more='id = "slow"\njob_cpu_monitor = { check_period = "3s" }')
-    node = make_node({"slow": FOUR, "a": FOUR}, config=QUICK + slow + source()).start()
-    assert node.agent.context.period_s == 1.0
-    before = dict(node.agent.context.totals.decisions)
-    checks = []
-    for _ in range(6):
-        node.tick(4.0)
-        counts = node.agent.context.totals.decisions
-        checks.append(sum(counts.values()) - sum(before.values()))
-        before = dict(counts)
-    assert checks == [1, 1, 2, 1, 1, 2]
-    assert node.job("slow").decision.interval_s == pytest.approx(3.0)
-
-
 @pytest.mark.parametrize(
     ("stride", "used", "after"),
     [(1, 0.11, 2), (16, 0.11, 16), (2, 0.1, 2), (2, 0.04, 2), (2, 0.03, 1), (1, 0.03, 1)],
@@ -177,20 +160,6 @@ def test_what_other_threads_cost_sheds_no_checks(make_node, logs):
     answering.join()
     node.ticks(25, 2.0)
     assert [record for record in logs if record["event"] == "checks_shed"] == []
-
-
-def test_the_root_of_the_hierarchy_and_what_is_outside_managed_roots_is_watched_and_never_written(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source("**"))
-    make_tree(node.root / "other", v2_cgroup(quota="400000 100000"))
-    node.start()
-    other = (node.root / "other" / "cpu.max").read_text()
-    node.ticks(8)
-    assert node.cores("a") == 0.5
-    assert (node.root / "other" / "cpu.max").read_text() == other
-    refusals = {job.found.path: job.refused for job in node.snapshot().jobs}
-    assert "outside managed_roots" in refusals["other"]
-    assert "child cgroups" in refusals["jobs"]
-    assert refusals["jobs/a"] == ""
 
 
 def test_more_jobs_than_max_jobs_are_left_out_and_said(make_node):
@@ -287,14 +256,6 @@ def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(mak
         sent.append(len(node.reports.heartbeats) - before)
     # Two checks fill the window, three changes lead to the floor, then one report each five seconds.
     assert sent == [0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
-
-
-def test_a_job_in_shadow_mode_is_reported_with_its_full_limit(make_node):
-    node = lowered(make_node, QUICK.replace("reclaim", "shadow") + source())
-    assert node.read("a") == "400000 100000"
-    report = node.reports.heartbeats[-1].jobs[0]
-    assert (report.mode, report.current_cpu_limit) == ("shadow", 4.0)
-    assert node.job("a").state.limit_cores == 0.5
 
 
 # ---- policy
@@ -443,14 +404,6 @@ def test_an_order_between_a_kill_and_the_next_look_is_kept(node, quota_us):
     assert node.read("a") == f"{quota_us} 100000"
 
 
-def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
-    (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
-    node.write("a", "cpu.max", "45000 100000\n")
-    node.kill_and_restart()
-    node.agent.close()
-    assert node.cores("a") == 4.0
-
-
 def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_disk(make_node, monkeypatch):
     node = lowered(make_node, QUICK + source() + "[writes]\noverride_ttl = 0\n")
 
@@ -466,37 +419,6 @@ def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_di
     assert (node.cores("a"), node.job("a").status, node.job("a").ordered_cores) == (0.5, "reclaim", 2.0)
     node.agent.close()
     assert node.cores("a") == 2.0
-
-
-def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatch, refuse_writes):
-    refuse_writes()
-    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
-    node.ticks(4)
-    assert ring(node, "a")[-1] == ("reapply", "failed")
-    assert (node.cores("a"), node.job("a").current_cores) == (0.5, 0.5)
-    monkeypatch.undo()
-    node.ticks(6)
-    assert (node.cores("a"), ring(node, "a")[-1]) == (1.0, ("reapply", "applied"))
-
-
-def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(node, monkeypatch, refuse_writes, logs):
-    refuse_writes()
-    node.reload(QUICK)
-    node.tick()
-    monkeypatch.undo()
-    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["restore_failed"]
-    assert node.cores("a") == 0.5
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
-
-
-def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_node):
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
-    node.write("a", "cpu.max", "200000 100000\n")
-    control.pin_job(node.agent, "b", {"cpu_limit": 1.0})
-    node.tick()
-    assert (node.cores("a"), node.job("a").status) == (2.0, "overridden")
 
 
 def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(make_node):
@@ -567,18 +489,6 @@ def test_a_limit_that_is_set_while_the_agent_opens_its_cgroup_is_not_missed(make
     assert node.read("a") == written[0]
 
 
-def test_a_directory_made_again_is_watched_again_and_looked_at_once_more(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source("jobs/*/*"))
-    group = node.root / "jobs" / "group"
-    make_tree(group, {"b": v2_cgroup(quota="400000 100000")})
-    node.start()
-    os.rename(group, node.directory / "kept")
-    group.mkdir()
-    assert node.tick().jobs == ()
-    make_tree(group, {"c": v2_cgroup(quota="400000 100000")})
-    assert [job.found.path for job in node.tick().jobs] == ["jobs/group/c"]
-
-
 # ---- state on disk
 
 
@@ -628,20 +538,6 @@ def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
     assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "100")
 
 
-def test_a_restart_adopts_what_it_finds_and_never_takes_its_own_limit_for_the_jobs(make_node):
-    jobs = {"quota": FOUR, "free": v2_cgroup()}
-    node = make_node(jobs, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    cpus = float(FAKE_CPUS)
-    node.ticks(10)
-    for _ in range(3):
-        node.kill_and_restart()
-        assert node.job("quota").ordered_cores == node.job("quota").state.hard_cores == 4.0
-        assert node.job("free").ordered_cores == node.job("free").state.hard_cores == cpus
-        assert node.job("quota").current_cores == node.job("free").current_cores == 0.5
-    node.agent.close()
-    assert (node.read("quota"), node.read("free")) == ("400000 100000", "max 100000")
-
-
 @pytest.mark.parametrize("content", [b"", b"cpumond-state 1 sha256=00\n{}", b"\xff\xfe", b"cpumond-state 9 x\n"])
 def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(make_node, logs, content):
     config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
@@ -674,16 +570,6 @@ def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs
     assert bool([record for record in logs if record["event"] == "state_damaged"]) == (lost == "damaged")
     node.agent.close()
     assert [node.read(name) for name in ("number", "free")] == ["400000 100000"] * 2
-
-
-def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(node):
-    for directory in ("state", "run"):
-        (node.directory / directory / "originals.state").write_bytes(b"")
-    node.kill_and_restart()
-    node.make("small", quota="200000 100000")
-    node.ticks(2, 2.0)
-    assert node.read("small") == "200000 100000"
-    assert node.job("small").state.hard_cores == 2.0
 
 
 def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(node):
@@ -784,16 +670,6 @@ def test_a_cgroup_is_one_registered_job(make_node):
     assert [job.job_id for job in control.list_registered(node.agent).jobs] == ["one"]
 
 
-def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_node):
-    node = make_node({"a": FOUR}).start()
-    add(node, "jobs/a", job_id="mine", cpu_limit=2.0, job_cpu_monitor={"mode": "shadow"})
-    node.ticks(8)
-    assert (node.job("a").mode, node.read("a")) == ("shadow", "400000 100000")
-    control.remove_job(node.agent, "mine")
-    node.ticks(10)
-    assert (node.job("a").found.job_id, node.cores("a")) == ("a", 0.5)
-
-
 def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(4)
@@ -808,6 +684,34 @@ def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):
     assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
 
 
+def shade(node: FakeNode) -> None:
+    node.reload(QUICK.replace("reclaim", "shadow") + source())
+
+
+def pause(node: FakeNode) -> None:
+    (node.directory / "run" / "pause").touch()
+
+
+def override(node: FakeNode) -> None:
+    node.write("a", "cpu.max", "400000 100000\n")
+
+
+@pytest.mark.parametrize("hinder", [shade, override, pause])
+def test_a_pin_is_in_force_again_after_what_hinders_it(make_node, hinder):
+    config = QUICK + source() + RESCAN + '[writes]\noverride_ttl = "3s"\n'
+    node = make_node({"a": FOUR}, config=config).start()
+    if hinder is pause:
+        hinder(node)
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    hinder(node)
+    node.ticks(2)
+    assert node.cores("a") == 4.0
+    (node.directory / "run" / "pause").unlink(missing_ok=True)
+    node.reload(config)
+    node.ticks(5)
+    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+
+
 def test_a_pin_with_a_time_ends_by_itself(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
     control.pin_job(node.agent, "a", {"ttl_s": 5.0})
@@ -815,49 +719,6 @@ def test_a_pin_with_a_time_ends_by_itself(make_node):
     assert node.cores("a") == 4.0
     node.ticks(8)
     assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
-
-
-def test_a_pin_is_in_force_again_after_a_mode_that_did_not_write(make_node):
-    node = make_node({"a": FOUR}).start()
-    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
-    node.reload(QUICK.replace("reclaim", "shadow") + source())
-    node.tick()
-    assert (node.cores("a"), node.job("a").status) == (4.0, "shadow")
-    node.reload(QUICK + source())
-    node.ticks(3)
-    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
-
-
-def test_a_pin_is_in_force_again_after_an_override(make_node):
-    config = QUICK + source() + RESCAN + '[writes]\noverride_ttl = "3s"\n'
-    node = make_node({"a": FOUR}, config=config).start()
-    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
-    node.write("a", "cpu.max", "300000 100000\n")
-    node.ticks(2)
-    assert (node.cores("a"), node.job("a").status) == (3.0, "overridden")
-    node.ticks(5)
-    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
-
-
-def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
-    node = make_node({"a": FOUR}).start()
-    control.pin_job(node.agent, "a", {"cpu_limit": 0.6})
-    (node.directory / "run" / "pause").touch()
-    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
-    node.ticks(3)
-    assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
-
-
-def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
-    pause = node.directory / "run" / "pause"
-    pause.touch()
-    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
-    node.ticks(3)
-    assert node.cores("a") == 4.0
-    pause.unlink()
-    node.ticks(2)
-    assert node.cores("a") == 1.5
 
 
 @pytest.mark.parametrize(
@@ -884,20 +745,6 @@ def test_what_is_never_written_is_not_pinned(make_node):
         control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
     with pytest.raises(UnavailableError, match="no job 'nobody'"):
         control.pin_job(node.agent, "nobody", {"cpu_limit": 1.0})
-
-
-def test_an_agent_leaves_no_descriptor_behind(make_node):
-    before = len(os.listdir("/proc/self/fd"))
-    for number in range(3):
-        node = make_node({f"job{index}": FOUR for index in range(20)}).start()
-        node.ticks(3)
-        for index in range(10):
-            node.remove(f"job{index}")
-        node.tick()
-        node.agent.close()
-        opened = len(os.listdir("/proc/self/fd")) - before
-        # What stays is the pair of descriptors that wakes the loop, until the process ends.
-        assert opened <= 2 * (number + 1)
 
 
 def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_path):

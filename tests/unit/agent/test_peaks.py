@@ -265,20 +265,6 @@ def test_a_job_that_starts_again_begins_with_the_caution_of_the_one_before(make_
     assert state_of(node).caution == FIRST_CAUTION, "the oldest is forgotten first"
 
 
-def test_a_job_that_is_found_late_still_has_what_was_learned(make_node):
-    """Also by the run after the one that did not find it."""
-    node = make_learned_node(make_node)
-    before = state_of(node)
-    for _ in range(2):
-        node.config_text = PEAK + source("jobs/none")
-        node.kill_and_restart()
-        node.ticks(2)
-        store(node)
-    node.config_text = PEAK + source()
-    node.kill_and_restart()
-    assert (state_of(node).caution, state_of(node).held) == (before.caution, before.held)
-
-
 def test_a_file_that_somebody_removes_is_written_anew_and_said(make_node):
     node = make_learned_node(make_node)
     path_of(node).unlink()

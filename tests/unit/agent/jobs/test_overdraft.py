@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.agent.jobs.overdraft import LEAST_BYTES, Share, Timer, find_missing, find_over_reserve, find_victims
+from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 
 
 @pytest.mark.parametrize(
@@ -35,29 +35,8 @@ def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
     assert timer.since_s is None
 
 
-def test_the_latest_started_go_first_until_the_rest_fits() -> None:
-    jobs = [Share("old", 1.0, 2.0), Share("new", 3.0, 0.5), Share("middle", 2.0, 1.0)]
-    assert find_victims(jobs, 0.0, 3.5) == []
-    assert find_victims(jobs, 0.0, 3.0) == ["new"]
-    assert find_victims(jobs, 0.0, 2.9) == ["new", "middle"]
-    assert find_victims(jobs, 1.0, 3.0) == ["new", "middle"]
-
-
 def test_a_job_that_takes_nothing_of_the_resource_is_left_alone() -> None:
     assert find_victims([Share("a", 1.0, 2.0), Share("idle", 2.0, 0.0)], 0.0, 1.0) == ["a"]
-
-
-def test_jobs_above_their_reserve_go_latest_first_until_what_is_missing_is_given_back() -> None:
-    jobs = [Share("old", 1.0, 2.0), Share("new", 3.0, 0.5), Share("middle", 2.0, 1.0)]
-    found = [find_over_reserve(jobs, missing) for missing in (-1.0, 0.0, 0.5, 0.6, 9.0)]
-    assert found == [[], [], ["new"], ["new", "middle"], ["new", "middle", "old"]]
-
-
-def test_a_node_is_short_of_memory_by_its_offer_or_by_what_its_host_has_left() -> None:
-    gib = float(2**30)
-    assert find_missing(1.5 * gib, gib, None) == find_missing(1.5 * gib, gib, 9 * gib) == 0.5 * gib
-    assert find_missing(0.5 * gib, gib, LEAST_BYTES) == 0.0 < find_missing(0.5 * gib, gib, LEAST_BYTES - 1.0)
-    assert find_missing(1.0, 100 * gib, 1.5 * gib) == 0.5 * gib
 
 
 SHARES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 8)), max_size=12)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
+from fake_units import PATH, QUOTA, UNIT, UNITS, UnitNode
 
 from cpumond.agent.limits.restore import restore_all
-from cpumond.agent.limits.units import UnitLimits, read_labels
-from cpumond.agent.service import Agent
+from cpumond.agent.limits.units import read_labels
 from cpumond.agent.state_file import Originals, save
-from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.systemd.properties import NO_LIMIT, UnitEvent
 from cpumond.testing.tree import FAKE_CPUS
 
@@ -127,80 +123,6 @@ def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cor
     assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
 
 
-def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, logs) -> None:
-    node.bus.denies = True
-    node.ticks(8)
-    node.bus.obey()
-    snapshot = node.tick()
-    assert "does not let this user set properties of units (not you)" in snapshot.problems[-1]
-    node.systemd_writes()
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    assert node.limit() == 4.0
-    assert node.status()["override_by"] == ""
-    node.ticks(7)
-    assert node.limit() == 0.5
-    assert node.status()["cpu_limit"] == 4.0
-
-
-def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> None:
-    node.lower()
-    inode = node.originals().cgroups[PATH].inode
-    node.restart_unit()
-    node.tick()
-    job = node.status()
-    assert (job["cpu_limit"], job["current_cpu_limit"], job["status"]) == (4.0, 0.5, "reclaim")
-    assert node.originals().cgroups[PATH].inode != inode
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
-
-
-@pytest.mark.parametrize("said", [True, False], ids=["unit removed", "time is over"])
-def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bool) -> None:
-    node.lower()
-    node.remove(UNIT)
-    node.tick()
-    assert UNIT not in node.bus.told
-    if said:
-        node.bus.news.append(UnitEvent("removed", UNIT))
-        node.tick()
-    else:
-        node.ticks(7)
-    assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
-    assert PATH in node.originals().cgroups, "until systemd has taken it"
-    node.bus.obey()
-    node.tick()
-    node.agent.close()
-    assert node.originals().cgroups == {}
-    assert node.bus.quota_cores() == 4.0
-
-
-def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
-    node.lower()
-    node.remove(UNIT)
-    node.ticks(8)
-    node.bus.news.append(UnitEvent("no-unit", UNIT, node.bus.told.pop(UNIT)))
-    node.tick()
-    node.agent.close()
-    assert node.originals().cgroups == {}
-
-
-@pytest.mark.parametrize("first", ["agent", "unit"])
-def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode, first: str) -> None:
-    """The lowered limit of the new cgroup counts as the dead agent's: nothing says otherwise."""
-    node.lower()
-    node.remove(UNIT)
-    if first == "agent":
-        node.kill_and_restart()
-    node.make(UNIT)
-    node.systemd_writes()
-    if first == "unit":
-        node.kill_and_restart()
-    node.tick()
-    assert (node.status()["cpu_limit"], node.limit()) == (4.0, 0.5)
-
-
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
     assert node.status()["labels"] == {}
     assert (UNIT, ("User",)) in node.bus.asked
@@ -226,25 +148,6 @@ def test_restore_gives_the_file_back_and_says_what_systemd_must_be_told(node: Un
     assert (report.restored, report.gone) == (([], [PATH]) if gone else ([PATH], []))
     assert gone or node.limit() == 4.0
     assert report.units == {PATH: ((QUOTA, 4_000_000),)}
-
-
-def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) -> None:
-    """As on v2 before its first CPU setting; then the file is there, and watched."""
-    node = UnitNode(tmp_path, "max 100000")
-    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    node.unmake_limit_files()
-    node.start()
-    node.ticks(3)
-    told = dict(node.bus.told[UNIT])[QUOTA]
-    assert told < 1e6 * FAKE_CPUS
-    assert node.status()["status"] == "reclaim"
-    assert node.status()["write_errors"] == 0
-    node.bus.obey()
-    node.systemd_writes()
-    node.tick()
-    assert node.agent.table.by_unit[UNIT].watches
-    node.agent.close()
-    assert node.bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
 
 
 def lose_limit_file(node: UnitNode) -> None:
@@ -398,15 +301,6 @@ def test_a_cgroup_that_is_not_yet_whole_is_not_taken_for_gone(node: UnitNode) ->
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
-def test_a_raise_by_hand_of_a_unit_that_no_source_names_now_is_kept(node: UnitNode) -> None:
-    node.lower()
-    node.order(8.0)
-    node.config_text = UNITS.replace("batch.slice", "other.slice")
-    node.kill_and_restart()
-    assert node.limit() == 8.0
-    assert node.bus.told[UNIT] == ((QUOTA, 8_000_000),)
-
-
 def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNode) -> None:
     """Another program writes its file; systemd must keep neither that limit nor the agent's once it is gone."""
     node.lower()
@@ -433,14 +327,6 @@ def bare(tmp_path: Path) -> Iterator[UnitNode]:
     made.start()
     yield made
     made.agent.close()
-
-
-def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) -> None:
-    """A cgroup made by hand with the name of a unit."""
-    bare.ticks(3)
-    bare.bus.news.append(UnitEvent("no-unit", UNIT, bare.bus.told.pop(UNIT)))
-    bare.ticks(2)
-    assert bare.status()["current_cpu_limit"] == FAKE_CPUS
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])
@@ -470,49 +356,3 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         assert "it has no limit file" in str(bare.status()["last_error"])
         assert [record["event"] for record in logs].count("limit_write_failed") == 1
         assert "are only set by" in snapshot.problems[-1]
-
-
-class SlowBus(ScriptedBus):
-    """A systemd that takes one unit in each part of the time that it is given."""
-
-    def flush(self, timeout_s: float) -> bool:
-        for unit in list(self.told)[:1]:
-            self.stored[unit] = self.told.pop(unit)
-            self.news.append(UnitEvent("done", unit, self.stored[unit]))
-        return not self.told
-
-
-@pytest.mark.parametrize(("units", "left"), [(4, 0), (10, 4)])
-def test_the_end_waits_while_systemd_takes_limits_back(
-    node: UnitNode, units: int, left: int, logs: list[dict[str, Any]]
-) -> None:
-    for number in range(units - 1):
-        node.make(f"work{number}.service")
-    node.ticks(8)
-    node.bus.obey()
-    node.bus.told.clear()
-    node.tick()
-    node.bus.__class__ = SlowBus
-    assert node.agent.close() == left
-    failed = [record for record in logs if record["event"] == "restore_failed"]
-    assert [record["units"] for record in failed] == ([left] if left else [])
-    assert len(node.originals().cgroups) == left
-
-
-def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:
-    """Where systemd is not PID 1 a path is a path, whatever it looks like."""
-    threads = threading.active_count()
-    loaded = set(sys.modules)
-    node = UnitNode(tmp_path)
-    node.agent = Agent(
-        node.read_config(), open_hierarchies(node.mountinfo), node.reports, clock=node.clock,
-        units=UnitLimits(2, booted=False),
-    )  # fmt: skip
-    node.start()
-    node.ticks(6)
-    assert node.limit() == 0.5
-    assert node.status()["unit"] == ""
-    node.agent.close()
-    assert node.limit() == 4.0
-    assert threading.active_count() == threads
-    assert not [name for name in set(sys.modules) - loaded if name.startswith("dbus_fast")]
