@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
 TOKEN = "secret-of-the-tests"  # noqa: S105 - of a cluster that lives as long as its test
 SLOW_MS = 60_000
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def make_pool(site: Site, request: pytest.FixtureRequest) -> Callable[..., str]:
     """Makes a pool of this test, whose name begins with ``prefix``."""
 
     def make(prefix: str, **attributes: Any) -> str:
-        name = f"{prefix}-{len(site.cluster.get('/api/v1/trees/default/pools')['pools'])}"
+        name = f"{prefix}-{next(NUMBERS)}"
         site.cluster.create_pool(name, **attributes)
         return name
 
@@ -301,7 +303,7 @@ def test_an_operation_is_started_suspended_resumed_and_aborted(signed, site, mak
     press(page, "Abort")
     dialog(page).get_by_label("Why", exact=True).fill("seen enough <b>of it</b>")
     dialog(page).get_by_role("button", name="Abort", exact=True).click()
-    expect(page.locator(".told")).to_contain_text("seen enough <b>of it</b>", timeout=SLOW_MS)
+    expect(page.locator(".framed")).to_contain_text("seen enough <b>of it</b>", timeout=SLOW_MS)
     site.cluster.await_state(operation, "aborted")
     expect(page.get_by_role("button", name="Abort", exact=True)).to_have_count(0, timeout=SLOW_MS)
 
