@@ -372,9 +372,9 @@ def test_the_map_of_nodes_replays_what_the_history_has(page, site):
         assert [answer["nodes"], len(answer["times"])] == [site.cluster.get(f"{asked}{measure}")["nodes"], 96]
         board.focus()
         percent = answer["percents"][-1][0]
-        expect(page.locator(".heat-told")).to_have_text(re.compile(f"{name.lower()} .* cores, {percent} %$"))
+        expect(page.locator(".heat-line")).to_have_text(re.compile(f"{name.lower()} .* cores, {percent} %$"))
     page.get_by_role("button", name="Back to now").click()
     board.focus()
     board.focus()
-    expect(page.locator(".heat-told")).to_have_text(re.compile(r"\d+ jobs$"))
+    expect(page.locator(".heat-line")).to_have_text(re.compile(r"\d+ jobs$"))
     expect(slider).to_have_count(0)

@@ -224,7 +224,7 @@ def test_the_operation_s_page_shows_state_shares_why_and_jobs(page, site):
         "href", f"#/operations/{operation}/jobs/{site.job['id']}"
     )
     site.open(page, site.addresses()["failed operation"])
-    expect(page.locator(".told")).to_contain_text(site.cluster.operation(site.operations["broken"])["error"])
+    expect(page.locator(".framed")).to_contain_text(site.cluster.operation(site.operations["broken"])["error"])
 
 
 def test_the_job_s_page_shows_limit_bounds_votes_and_decisions(page, site):

@@ -276,7 +276,7 @@ def test_nodes_are_a_map_by_keyboard_and_pointer(desk, world):
     world.open(page, "#/nodes")
     board = page.get_by_role("application", name=re.compile("^Nodes"))
     assert board.locator("*").count() < 5  # one drawing for all nodes
-    told = page.locator(".heat-told")
+    told = page.locator(".heat-line")
     tab_to(page, board)
     expect(told).to_have_text(re.compile(r"^node-000 · used [\d.]+ of 20 cores, [\d.]+ % · \d+ jobs$"))
     page.keyboard.press("ArrowRight")

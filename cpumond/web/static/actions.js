@@ -4,7 +4,7 @@ import { get, path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
 import { changeText } from "./events.js";
 import { allAmounts, amounts, cores, count, duration, hasAny, NONE } from "./format.js";
-import { during, Form, FORM, openForm, readJson, tell } from "./forms.js";
+import { during, Form, FORM, openForm, openNotice, readJson } from "./forms.js";
 import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { operationLink, table } from "./table.js";
 import { to } from "./route.js";
@@ -224,7 +224,7 @@ export function drawPlan(plan) {
         { title: "who", cell: (effect) => h("span", effect.kind === "operation" ? `operation ${effect.title || effect.name}` : effect.name) },
         { title: "cores before", align: "right", cell: (effect) => share(effect.before) },
         { title: "cores after", align: "right", cell: (effect) => share(effect.after) },
-        { title: "what changes", cell: (effect) => h("span", tellEffect(effect)) },
+        { title: "what changes", cell: (effect) => h("span", describeEffect(effect)) },
       ],
     }) : h("p.muted", "No share changes now."),
     moved.length > SHOWN ? h("p.muted", `and ${moved.length - SHOWN} more`) : null,
@@ -232,21 +232,21 @@ export function drawPlan(plan) {
 }
 
 // All but the cores, as `cpumond pool plan` has it.
-function tellEffect({ kind, before, after, changed }) {
-  const told = changed.includes("exists") ? [before ? "gone" : "new"] : [];
+function describeEffect({ kind, before, after, changed }) {
+  const parts = changed.includes("exists") ? [before ? "gone" : "new"] : [];
   const add = (name, show, ...fields) => {
     const [old, now] = [before, after].map((outlook) => (outlook && show(outlook)) || NONE);
-    if (fields.some((field) => changed.includes(field)) && (old !== NONE || now !== NONE)) told.push(`${name} ${old === now ? now : `${old} → ${now}`}`);
+    if (fields.some((field) => changed.includes(field)) && (old !== NONE || now !== NONE)) parts.push(`${name} ${old === now ? now : `${old} → ${now}`}`);
   };
-  if (before && after && before.pool !== after.pool) told.push(`pool ${before.pool} → ${after.pool}`);
-  if (before && after && before.is_running !== after.is_running) told.push(after.is_running ? "would run" : "would wait");
+  if (before && after && before.pool !== after.pool) parts.push(`pool ${before.pool} → ${after.pool}`);
+  if (before && after && before.is_running !== after.is_running) parts.push(after.is_running ? "would run" : "would wait");
   add("guarantee", (outlook) => hasAny(outlook.strong_guarantee) && amounts(outlook.strong_guarantee), "strong_guarantee", "exists");
   add("limit", (outlook) => allAmounts(outlook.limits), "limits", "exists");
   if (kind === "pool") {
     add("running", (outlook) => `${outlook.running_operation_count} of at most ${outlook.max_running_operation_count}`, "running_operation_count", "max_running_operation_count");
     add("running and waiting", (outlook) => `${outlook.operation_count} of at most ${outlook.max_operation_count}`, "operation_count", "max_operation_count");
   }
-  return told.join("; ") || "fair share";
+  return parts.join("; ") || "fair share";
 }
 
 const share = (outlook) => (outlook ? cores(outlook.fair_share.cpu) : "–");
@@ -294,7 +294,7 @@ function openStart(app, pool) {
       location.hash = to("operations", id);
     };
     if (!warnings.length) go();
-    else tell(dialog, h("p", "The operation has started. Is this what you meant?"), warnings, "Show it", go);
+    else openNotice(dialog, h("p", "The operation has started. Is this what you meant?"), warnings, "Show it", go);
   }
 }
 
@@ -366,7 +366,7 @@ function openNodeAct(does, node, app) {
   const ahead = does === "uncordon" ? null : simulator(form, () => ({
     text: `${label} node ${node.id}`, question: { node: node.id, drain: does === "drain" },
   }));
-  const plan = h("div", tellNodePlan(does, node));
+  const plan = h("div", describeNodePlan(does, node));
   const body = () => Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
   const dialog = openForm(`${label} node ${node.id}`, form, label, () => send("POST", `${where}/${does}`, body()),
     { app, tone, before: [h("p.flat", text), plan, ahead?.place], buttons: [ahead?.button], onclose: () => ahead?.stop() });
@@ -378,7 +378,7 @@ function openNodeAct(does, node, app) {
   }
 }
 
-function tellNodePlan(does, node) {
+function describeNodePlan(does, node) {
   if (does === "drain") return [];
   const free = cores(Math.max(node.free.cpu ?? 0, 0));
   const jobs = node.job_count ? count(node.job_count, "job") : "No job";

@@ -65,7 +65,7 @@ export async function request(...asked) {
 async function exchange(method, path, body, { signal, timeout = 20000, isText = false, plan = null, token = "" } = {}) {
   const of = session();
   const headers = token ? { Authorization: `Bearer ${token}` } : authorization();
-  if (plan) headers["X-Cpumond-Plan"] = tellPlan(plan);
+  if (plan) headers["X-Cpumond-Plan"] = describePlan(plan);
   const kept = method === "GET" ? cache.get(path) : undefined;
   if (kept?.of === of) headers["If-None-Match"] = kept.etag;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -150,7 +150,7 @@ async function readLines(body, take) {
 
 // For the audit log, in the signs that a header may have.
 // `sentences`: of the plan of a stage, which is in words already.
-function tellPlan({ changes, effects, warnings, sentences }) {
+function describePlan({ changes, effects, warnings, sentences }) {
   const moved = (effects ?? []).filter((effect) => effect.changed.length).map(({ kind, name }) => `${kind} ${name}`);
   const text = (sentences ?? [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings]).join("; ");
   return text.slice(0, MAX_PLAN).replace(/[^ -~]/g, "?");

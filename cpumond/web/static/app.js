@@ -234,7 +234,7 @@ class App {
     this.me = await this.options.me().catch(() => null);
   }
 
-  // A server that hangs is told from a question that takes long: it does not answer this one either.
+  // A server that hangs differs from a question that takes long: it does not answer this one either.
   async probe() {
     if (this.isProbing || !this.options.health || !link.waitingSince || Date.now() - link.waitingSince < PERIOD_MS) return;
     this.isProbing = true;
@@ -271,7 +271,7 @@ class App {
       h("button.plain.unfold", { type: "button", "aria-expanded": String(Boolean(this.isMenuOpen)), onclick: () => { this.isMenuOpen = !this.isMenuOpen; this.drawFrame(); } }, "☰ Menu"),
       session() ? h("button.plain", { type: "button", onclick: () => { signOut(); this.beSomebodyElse(); } }, "Sign out") : null,
       drawTheme(() => this.drawFrame()),
-      h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
+      h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", describeStandby(standby, leader)) : null)));
   }
 
   // Somebody signed in or out, here or in another tab.
@@ -283,12 +283,12 @@ class App {
     return this.reload();
   }
 
-  // Signs in with a token and returns whether that was possible; `told` shows why it was not.
-  async enter(token, told) {
+  // Signs in with a token and returns whether that was possible; `problem` shows why it was not.
+  async enter(token, problem) {
     try {
       await signIn(token);
     } catch (error) {
-      told.textContent = error.message;
+      problem.textContent = error.message;
       return false;
     }
     this.beSomebodyElse();
@@ -312,22 +312,22 @@ class App {
       this.askToken(refusal);
       return;
     }
-    const told = h("p.error", { role: "alert" });
+    const problem = h("p.error", { role: "alert" });
     const dialog = openDialog("Sign in",
       [h("p", "Sign in as ", h("strong", user), " with the token of this link?"),
-        h("p.muted", "Only if the link is yours: the person who gave it to you can use the token, too."), told],
-      [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: () => this.enter(token, told) }, "Sign in")]);
+        h("p.muted", "Only if the link is yours: the person who gave it to you can use the token, too."), problem],
+      [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: () => this.enter(token, problem) }, "Sign in")]);
   }
 
   askToken(refusal = "") {
     if (this.offered || document.querySelector("dialog[open]")) return;
     const input = h("input", { type: "password", id: "token", autocomplete: "off", required: true });
-    const told = h("p.error", { role: "alert" }, refusal);
+    const problem = h("p.error", { role: "alert" }, refusal);
     const form = h("form", { onsubmit: async (event) => {
       event.preventDefault();
-      if (!await this.enter(input.value.trim(), told)) input.focus();
+      if (!await this.enter(input.value.trim(), problem)) input.focus();
     } }, h("p", "This scheduler requires a token. It signs you in, in all tabs, until you sign out or close the browser."),
-      h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Sign in"));
+      h("label", { for: "token" }, "Token"), input, problem, h("button.primary", { type: "submit" }, "Sign in"));
     openDialog("Token", form, []);
     input.focus();
   }
@@ -351,7 +351,7 @@ function addressOf(leader) {
   return { href: `${location.protocol}//${leader}/${location.hash}`, isNear: isLocal(host) === isLocal(location.hostname) };
 }
 
-function tellStandby(standby, leader) {
+function describeStandby(standby, leader) {
   if (!standby.leader) return "This scheduler is a standby, and there is no leader at the moment; this page tries again by itself.";
   return ["This scheduler is a standby; the leader is ", leader ? h("a", { href: leader.href }, standby.leader) : standby.leader,
     leader?.isNear ? ". Its page opens in a moment." : "."];

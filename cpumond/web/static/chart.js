@@ -1,11 +1,11 @@
 // A graph over time, drawn by uPlot, with its newest values, or those under the pointer, as text.
 
 import { h, island, morph } from "./dom.js";
-import { cores, elapsed, evenly, evenPercents, NONE, number, percent, showCores, time } from "./format.js";
+import { cores, elapsed, evenly, evenPercents, NONE, number, percent, formatCores, time } from "./format.js";
 
 /* global uPlot */
 
-const EVEN = new Map([[cores, evenly], [number, evenly], [showCores, evenly], [percent, evenPercents]]);
+const EVEN = new Map([[cores, evenly], [number, evenly], [formatCores, evenly], [percent, evenPercents]]);
 
 const KIND = {
   create(node, props) {

@@ -132,7 +132,7 @@ export const work = {
     const left = node.plot?.cursor.left ?? -1;
     const near = node.place.matches(":hover, :focus") && left >= 0
       ? node.groups?.find((group) => Math.abs(group.left - left) <= NEAR_PX) : null;
-    tell(node, near ?? null);
+    showTip(node, near ?? null);
   },
 };
 
@@ -194,14 +194,14 @@ function zoomSelected(node) {
 
 function leave(node) {
   node.plot?.setCursor({ left: -10, top: -10 });
-  tell(node, null);
+  showTip(node, null);
 }
 
 // ---- marks: [{at, text, href, tone, onclick}]
 
 function sentences({ marks }) {
-  const told = marks.slice(0, MAX_SENTENCES).map(({ at, text }) => `${time(at)}: ${text}`);
-  return told.join(". ") + (marks.length > told.length ? `. And ${marks.length - told.length} more` : "");
+  const texts = marks.slice(0, MAX_SENTENCES).map(({ at, text }) => `${time(at)}: ${text}`);
+  return texts.join(". ") + (marks.length > texts.length ? `. And ${marks.length - texts.length} more` : "");
 }
 
 // Marks that are in view, those near to each other as one: [{left, marks}].
@@ -231,7 +231,7 @@ function drawMarks(node) {
       style: { left: `${(before + group.left).toFixed(1)}px`, "--drop": `${plot.over.offsetTop + plot.over.clientHeight}px` },
       // One stop for the Tab key; the arrow keys go from mark to mark.
       tabindex: index ? "-1" : "0",
-      onclick: newest.onclick, onmouseenter: () => tell(node, group), onmouseleave: () => tell(node, null), onfocus: () => tell(node, group), onblur: () => tell(node, null),
+      onclick: newest.onclick, onmouseenter: () => showTip(node, group), onmouseleave: () => showTip(node, null), onfocus: () => showTip(node, group), onblur: () => showTip(node, null),
       onkeydown: (event) => {
         const next = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
         if (!next) return;
@@ -243,7 +243,7 @@ function drawMarks(node) {
   morph(node.marksPlace, h("div.marks", { role: "group", "aria-label": `Events in ${node.props.title}`, hidden: !heads.length }, heads));
 }
 
-function tell(node, group) {
+function showTip(node, group) {
   if (!node.tip) return;
   node.tip.hidden = !group;
   if (!group) return;

@@ -11,14 +11,14 @@ export function folds(label, rows, app) {
   const open = chosenFold();
   return h("ul.folds", { "aria-label": label }, rows.map(({ key, count, words, amounts, body }) => {
     const isOpen = key === open;
-    const told = amounts.filter(Boolean).join(" · ");
+    const totals = amounts.filter(Boolean).join(" · ");
     return h("li", { key },
       h("button.fold-line", { type: "button", "aria-expanded": String(isOpen), onclick: () => {
         setQuery({ open: isOpen ? null : key });
         app.redraw();
         if (!isOpen) app.reload();
       } }, h("span.arrow", { "aria-hidden": "true" }, isOpen ? "▾" : "▸"), h("span.count", number(count, 6)), " ",
-        h("span.words", words), told ? [" ", h("span.amounts", told)] : null),
+        h("span.words", words), totals ? [" ", h("span.amounts", totals)] : null),
       isOpen ? h("div.fold-body", body() ?? skeleton()) : null);
   }));
 }

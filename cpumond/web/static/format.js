@@ -140,7 +140,7 @@ export function amount(name, value) {
 // ---- numbers of jobs, as the command line writes them
 
 // Up to two digits after the point, below one core three: 3.2, 10, 0.004; <0.001 for less.
-export function showCores(cores) {
+export function formatCores(cores) {
   if (cores === null || cores === undefined) return "no limit";
   if (cores > 0 && cores < 0.001) return "<0.001";
   const size = Math.abs(cores);
@@ -155,17 +155,17 @@ export function fixed(value, digits = 2) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
 }
 
-export function showVotes(votes) {
+export function formatVotes(votes) {
   if (votes === null || votes === undefined) return "–";
   return votes > 0 ? `+${votes}` : String(votes);
 }
 
-export function showRatio(ratio, digits = 0) {
+export function formatRatio(ratio, digits = 0) {
   return `${(100 * (ratio ?? 0)).toFixed(digits)} %`;
 }
 
 // A time span: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h.
-export function showSpan(seconds) {
+export function formatSpan(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 9.95) return `${Math.max(seconds, 0).toFixed(1).replace(/\.0$/, "")} s`;
   const whole = Math.round(seconds);
@@ -179,7 +179,7 @@ export function showSpan(seconds) {
 }
 
 // A value of job-cpu-monitor as people write it; durations that are numbers are milliseconds, as YTsaurus has them.
-export function showOption(name, value) {
+export function formatOption(name, value) {
   if (value === null || value === undefined) return "–";
   if (DURATIONS.has(name) && typeof value === "number") return value % 1000 ? `${number(value, 6)} ms` : `${number(value / 1000, 6)} s`;
   return typeof value === "string" ? value : JSON.stringify(value);

@@ -145,7 +145,7 @@ export function openForm(title, form, label, work, { app, done, tone = "primary"
 }
 
 // Shows what came of a change that was made, with its warnings, in place of the form.
-export function tell(dialog, content, warnings, label = "Close", act = () => dialog.close()) {
+export function openNotice(dialog, content, warnings, label = "Close", act = () => dialog.close()) {
   const button = h("button.primary", { type: "button", onclick: act }, label);
   dialog.querySelector(".dialog-body").replaceChildren(h("div.part", { role: "alert" }, content, warnings.map((each) => h("p.note", each))));
   dialog.querySelector("footer").replaceChildren(button);

@@ -34,7 +34,7 @@ export function legend() {
     h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "demand beyond the bar"));
 }
 
-function tell(row, unit, totalCores) {
+function describeRow(row, unit, totalCores) {
   const amount = amountOf(unit, totalCores);
   const of = unit === "percent" ? " of the tree's CPU" : " cores";
   const parts = [
@@ -56,7 +56,7 @@ export function glanceCell(row, unit, totalCores) {
   const mark = (name, value) => (value > 0 ? h("span", { class: name, style: { left: at(value) } }) : null);
   const has = Math.max(row.limit_cores, row.used_cores);
   const demand = Math.max(row.demand_cores, has);
-  return h("button.glance", { type: "button", "aria-label": `CPU of ${row.name}`, "aria-description": tell(row, unit, totalCores) },
+  return h("button.glance", { type: "button", "aria-label": `CPU of ${row.name}`, "aria-description": describeRow(row, unit, totalCores) },
     h("span.glance-text", texts.join(" / ").replaceAll(" % /", " /")),
     h("span.glance-bar", { "aria-hidden": "true" },
       part("used", 0, row.used_cores), part("has", row.used_cores, has), part("wants", has, demand), part("waits", demand, demand + row.waiting_cores),

@@ -90,15 +90,15 @@ const KIND = {
     node.className = "heat";
     node.at = 0;
     node.canvas = h("canvas", { "aria-hidden": "true" });
-    node.told = h("p.heat-told", { "aria-hidden": "true" });
+    node.line = h("p.heat-line", { "aria-hidden": "true" });
     node.voice = h("span.hidden-text", { role: "status" }); // says a node once, not each of its changes
     node.board = h("div.heat-board", {
       role: "application", tabindex: "0", "aria-roledescription": "map of nodes", "aria-label": "Nodes: arrow keys go from one to the next, Enter opens it",
-      onkeydown: (event) => move(node, event), onfocus: () => tell(node, node.at), onblur: () => tell(node, null),
-      onpointermove: (event) => tell(node, find(node, event)), onpointerleave: () => tell(node, document.activeElement === node.board ? node.at : null),
+      onkeydown: (event) => move(node, event), onfocus: () => point(node, node.at), onblur: () => point(node, null),
+      onpointermove: (event) => point(node, find(node, event)), onpointerleave: () => point(node, document.activeElement === node.board ? node.at : null),
       onclick: (event) => open(node, find(node, event)),
     }, node.canvas);
-    node.append(node.board, node.told, node.voice);
+    node.append(node.board, node.line, node.voice);
     node.observer = new ResizeObserver(() => draw(node));
     node.observer.observe(node);
     node.themed = () => draw(node);
@@ -126,7 +126,7 @@ function update(node, props) {
   node.cells = node.groups.flatMap(([group, nodes]) => nodes.map((each) => ({ node: each, group })));
   node.at = Math.max(node.cells.findIndex((cell) => cell.node.id === chosen), 0);
   draw(node);
-  if (node.shown !== null && node.shown !== undefined) tell(node, Math.min(node.shown, node.cells.length - 1));
+  if (node.shown !== null && node.shown !== undefined) point(node, Math.min(node.shown, node.cells.length - 1));
 }
 
 // Places of the squares, as large as fits the height that is wanted; groups stand side by side, each below its name.
@@ -184,11 +184,11 @@ function draw(node) {
       pen.strokeStyle = text;
       pen.strokeRect(cell.x + 1, cell.y + 1, side - 2, side - 2);
     }
-    const told = sign || (layout.size >= TEXT_PX ? String(Math.round(100 * value)) : "");
-    if (!told) continue;
+    const label = sign || (layout.size >= TEXT_PX ? String(Math.round(100 * value)) : "");
+    if (!label) continue;
     pen.font = `${sign ? Math.min(0.8 * side, 18) : 12}px system-ui, sans-serif`;
     pen.fillStyle = text;
-    pen.fillText(told, cell.x + side / 2, cell.y + side / 2 + 1);
+    pen.fillText(label, cell.x + side / 2, cell.y + side / 2 + 1);
   }
   drawHeads(node, pen, muted);
   drawRing(node);
@@ -201,13 +201,13 @@ function drawHeads(node, pen, color) {
   pen.fillStyle = color;
   let first = 0;
   for (const [name, nodes, wide] of node.groups) {
-    const told = `: ${percent(sum(nodes, node.props.measure))}`;
-    pen.fillText(shorten(pen, visible(name), wide - pen.measureText(told).width) + told, node.cells[first].x, node.cells[first].y - HEAD_PX / 2);
+    const total = `: ${percent(sum(nodes, node.props.measure))}`;
+    pen.fillText(shorten(pen, visible(name), wide - pen.measureText(total).width) + total, node.cells[first].x, node.cells[first].y - HEAD_PX / 2);
     first += nodes.length;
   }
 }
 
-// All of the name is told at each of its nodes.
+// The whole name is shown at each of its nodes.
 function shorten(pen, name, width) {
   let shown = name;
   for (let length = name.length; length > 1 && pen.measureText(shown).width > width; length -= 1) shown = `${name.slice(0, length - 1)}…`;
@@ -236,13 +236,13 @@ function find(node, event) {
   return index < 0 ? null : index;
 }
 
-function tell(node, index) {
+function point(node, index) {
   node.shown = index;
   const cell = index === null ? null : node.cells[index];
   drawRing(node);
   node.board.style.setProperty("cursor", cell ? "pointer" : "default");
   const text = cell ? describe(cell, node.props.measure) : "";
-  node.told = morph(node.told, h("p.heat-told", { "aria-hidden": "true" }, text));
+  node.line = morph(node.line, h("p.heat-line", { "aria-hidden": "true" }, text));
   if (node.said === cell?.node.id) return;
   node.said = cell?.node.id;
   node.voice = morph(node.voice, h("span.hidden-text", { role: "status" }, text));
@@ -276,7 +276,7 @@ function move(node, event) {
   if (event.key === "Enter") open(node, node.at);
   else if (steps[event.key]) {
     node.at = steps[event.key]();
-    tell(node, node.at);
+    point(node, node.at);
   } else return;
   event.preventDefault();
 }

@@ -3,7 +3,7 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { capital, isKnown, localTimes, measured, number, showCores, showOption, showRatio, showVotes, time } from "./format.js";
+import { capital, isKnown, localTimes, measured, number, formatCores, formatOption, formatRatio, formatVotes, time } from "./format.js";
 import { badge, bar, facts, table } from "./table.js";
 import { working } from "./history.js";
 import { markDecisions } from "./marks.js";
@@ -13,7 +13,7 @@ const MAX_OPTION = 200;
 
 const OLD = "The agent of this node is an older version, which reports figures without reasons: upgrade it.";
 
-// All of an explain answer `e`; `key` tells the job from others; `marks` are further events of its graphs.
+// All of an explain answer `e`; `key` identifies the job; `marks` are further events of its graphs.
 export function jobView(e, key, app, marks = []) {
   return [
     h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || OLD),
@@ -37,7 +37,7 @@ function jobGraphs(e, key, marks) {
   const line = (label, values, color, more = {}) => ({ label, values, color, ...more });
   return h("div.graphs", { key: "graphs" },
     h("section.card", { key: "cores" }, chart(`cores-${key}`, {
-      ...shared, title: "CPU in cores", times, format: showCores, height: 260, empty: "No points yet: the first comes within a moment.",
+      ...shared, title: "CPU in cores", times, format: formatCores, height: 260, empty: "No points yet: the first comes within a moment.",
       series: [
         line("used", samples.usage, "--c1", { fill: true }),
         ...(e.peak ? [] : [line("smoothed", samples.smoothed, "--c3")]),
@@ -72,7 +72,7 @@ export function votesChart(times, votes, threshold) {
     { label: `grows above +${threshold}`, values: times.map(() => threshold), color: "--c2", dash: true },
     { label: `shrinks below -${threshold}`, values: times.map(() => -threshold), color: "--c3", dash: true }] : [];
   return {
-    title: "Sum of the votes", times, height: 170, format: (value) => showVotes(Math.round(10 * value) / 10), min: -((threshold ?? 4) + 1),
+    title: "Sum of the votes", times, height: 170, format: (value) => formatVotes(Math.round(10 * value) / 10), min: -((threshold ?? 4) + 1),
       max: (threshold ?? 4) + 1,
     series: [{ label: "sum of the votes", values: votes, color: "--c1", step: true }, ...lines],
   };
@@ -80,7 +80,7 @@ export function votesChart(times, votes, threshold) {
 
 export function throttledChart(times, ratios) {
   return {
-    title: "Throttled periods", times, height: 170, format: (value) => showRatio(value), max: 0.1,
+    title: "Throttled periods", times, height: 170, format: (value) => formatRatio(value), max: 0.1,
     series: [{ label: "throttled periods", values: ratios, color: "--bad", fill: true }],
   };
 }
@@ -109,7 +109,7 @@ function votesCard(e) {
     w.votes.length ? h("ol.votes", { "aria-label": "Votes of the window, the oldest first" }, w.votes.map((vote, index) => {
       const value = w.values[index];
       const about = c.vote_mode === "ytsaurus" ? "" : isKnown(value) ? `smoothed ${value.toFixed(3)}` : "throttled";
-      return h("li.vote", { class: vote < 0 ? "down" : vote > 0 ? "up" : "" }, h("strong", showVotes(vote)),
+      return h("li.vote", { class: vote < 0 ? "down" : vote > 0 ? "up" : "" }, h("strong", formatVotes(vote)),
         about ? h("span.vote-value", about) : null);
     })) : h("p.muted.plain-text", "None yet."),
     nextCheck(e));
@@ -123,7 +123,7 @@ function peakCard(e) {
   const p = e.peak;
   const used = p.throttle_budget > 0 ? p.held_ratio / p.throttle_budget : p.held_ratio > 0 ? 1 : 0;
   return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Throttled time and its budget"),
-    h("p.plain-text.budget", bar(used, `${showRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", e.facts?.["held back"] ?? ""),
+    h("p.plain-text.budget", bar(used, `${formatRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", e.facts?.["held back"] ?? ""),
     nextCheck(e));
 }
 
@@ -153,7 +153,7 @@ function decisionsCard(e, app) {
         { title: "Limit, cores", align: "right", cell: change },
         { title: "Used", align: "right", cell: (d) => measured(d.usage_cores) },
         { title: "Smoothed", align: "right", cell: (d) => measured(d.smoothed_cores) },
-        { title: "Votes", align: "right", cell: (d) => showVotes(d.votes_sum) },
+        { title: "Votes", align: "right", cell: (d) => formatVotes(d.votes_sum) },
         { title: "Result", cell: (d) => badge(d.result, { applied: "", failed: "bad", contested: "bad" }[d.result] ?? "warn") },
         { title: "Why", cell: (d) => d.reason ?? "" },
       ],
@@ -170,5 +170,5 @@ const isSame = (a, b) => a === b || (isKnown(a) && isKnown(b) && Math.abs(a - b)
 function optionsCard(e) {
   return h("section.card", { key: "options", "aria-labelledby": "options" },
     h("h2", { id: "options" }, h("code", "job-cpu-monitor"), " in force on this node"),
-    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", showOption(name, value).slice(0, MAX_OPTION))])));
+    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", formatOption(name, value).slice(0, MAX_OPTION))])));
 }

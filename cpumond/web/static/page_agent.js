@@ -2,7 +2,7 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { duration, evenly, fixed, number, showRatio, showSpan, showVotes } from "./format.js";
+import { duration, evenly, fixed, number, formatRatio, formatSpan, formatVotes } from "./format.js";
 import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
 import { to } from "./route.js";
@@ -23,7 +23,7 @@ export const agentJobs = {
         figure(number(a.jobs.length, 6), a.jobs.length === 1 ? "job" : "jobs"), figure(requested, "cores requested"),
         figure(limits, "cores of limits now"), figure(reclaimed, "cores reclaimed"), watched(a) > 0.005 ? figure(inShadow, "cores in shadow mode") : null),
       h("p.muted.plain-text", { key: "head" }, `Cgroups ${a.layout}, a check every ${duration(a.check_period_s)}, `
-        + `the last took ${(1000 * a.tick_duration_s).toFixed(1)} ms. ${tellScheduler(a)}`),
+        + `the last took ${(1000 * a.tick_duration_s).toFixed(1)} ms. ${describeScheduler(a)}`),
       bigTable("jobs", {
         caption: "Jobs of this node", noun: "job", columns: columns(a.jobs), rows: a.jobs, rowKey: (job) => `${job.job_id} ${job.cgroup}`,
           height: "75vh",
@@ -59,8 +59,8 @@ const isStuck = (a) => (a.last_tick_age_s ?? 0) > Math.max(STUCK_PERIODS * a.che
 function notices(a) {
   const { counters } = a;
   const { raise = 0, lower = 0 } = counters.foreign_writes ?? {};
-  const told = [
-    isStuck(a) ? ["bad", `Stuck: the last check was ${showSpan(a.last_tick_age_s)} ago; see the agent's log.`] : null,
+  const notices = [
+    isStuck(a) ? ["bad", `Stuck: the last check was ${formatSpan(a.last_tick_age_s)} ago; see the agent's log.`] : null,
     a.paused ? ["warn", "Paused: no limits are written while the pause file is in the agent's runtime_dir."] : null,
     raise || lower ? ["warn", `Foreign writes: another program raised limits ${raise} times and lowered them ${lower} times.`] : null,
     counters.write_errors ? ["bad", `Write errors: ${counters.write_errors} limits could not be written.`] : null,
@@ -68,22 +68,22 @@ function notices(a) {
     ...a.problems.map((problem) => ["bad", `Problem: ${problem}`]),
     ...a.jobs.filter((job) => job.last_error).map((job) => ["bad", `Job ${job.job_id}: ${job.last_error}`]),
   ].filter(Boolean);
-  if (!told.length) return null;
-  return h("ul.notices", { key: "notices", "aria-label": "Needs attention" }, told.map(([tone, text]) => h("li", { class: tone, key: text }, text)));
+  if (!notices.length) return null;
+  return h("ul.notices", { key: "notices", "aria-label": "Needs attention" }, notices.map(([tone, text]) => h("li", { class: tone, key: text }, text)));
 }
 
-function tellScheduler(a) {
+function describeScheduler(a) {
   if (!a.scheduler) return "No scheduler is configured.";
   const where = a.scheduler.registered ? `in tree ${a.scheduler.tree ?? "(none)"}` : "not registered";
   const term = a.scheduler.term ? ` (term ${a.scheduler.term})` : "";
-  const told = a.scheduler.level ? `, allows this host ${a.scheduler.level} at most` : "";
-  const text = `Node of ${a.scheduler.url}${term}: ${where}${told}`;
+  const bound = a.scheduler.level ? `, allows this host ${a.scheduler.level} at most` : "";
+  const text = `Node of ${a.scheduler.url}${term}: ${where}${bound}`;
   if (!a.executor) return `${text}, runs no jobs of it ([executor] kind).`;
   const states = Object.entries(a.executor.states ?? {}).filter(([, value]) => value).map(([name, value]) => `${value} ${name}`);
   return `${text}; its jobs here: ${states.join(", ") || "none now"}.`;
 }
 
-const tellPeak = (p) => (p ? `${fixed(p.peak_cores)}, ${showSpan(p.half_life_s)}` : "");
+const formatPeak = (p) => (p ? `${fixed(p.peak_cores)}, ${formatSpan(p.half_life_s)}` : "");
 
 function columns(jobs) {
   const right = (key, title, value, cell, help) => ({ key, title, value, cell, help, align: "right" });
@@ -105,10 +105,10 @@ function columns(jobs) {
     right("usage", "Used", (j) => j.usage, (j) => (j.usage === null ? "–" : bar(j.usage / j.cpu_limit, fixed(j.usage))),
       "Cores in the last check; the bar: relative to its request"),
     right("smoothed", "Smoothed", (j) => j.smoothed_cpu_usage, (j) => fixed(j.smoothed_cpu_usage), "Cores"),
-    jobs.some((job) => job.peak) ? right("peak", "Peak", (j) => j.peak?.peak_cores ?? null, (j) => tellPeak(j.peak),
+    jobs.some((job) => job.peak) ? right("peak", "Peak", (j) => j.peak?.peak_cores ?? null, (j) => formatPeak(j.peak),
       "Rule peak: the highest recent usage in cores, and its half-life") : null,
-    jobs.length && jobs.every((job) => job.peak) ? null : right("votes", "Votes", (j) => j.votes_sum, (j) => showVotes(j.votes_sum)),
-    right("throttled", "Throttled", (j) => j.throttled_ratio, (j) => showRatio(j.throttled_ratio), "Fraction of the periods of the last check"),
+    jobs.length && jobs.every((job) => job.peak) ? null : right("votes", "Votes", (j) => j.votes_sum, (j) => formatVotes(j.votes_sum)),
+    right("throttled", "Throttled", (j) => j.throttled_ratio, (j) => formatRatio(j.throttled_ratio), "Fraction of the periods of the last check"),
     { key: "result", title: "Last result", value: (j) => j.last_result, cell: (j) => j.last_result || "–" },
   ].filter(Boolean);
 }

@@ -4,7 +4,7 @@ import { get, send } from "./api.js";
 import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h, morph, openDialog } from "./dom.js";
-import { during, Form, FORM, openForm, tell } from "./forms.js";
+import { during, Form, FORM, openForm, openNotice } from "./forms.js";
 import { count, number } from "./format.js";
 import { guarded } from "./rights.js";
 import { to } from "./route.js";
@@ -38,16 +38,16 @@ export const fleet = {
         table({ caption: "Agents by tag", rows: groups(agents), rowKey: (group) => group.tag, columns: GROUP_COLUMNS, stacked: true, empty: "No node has a tag." })),
       bigTable("fleet", {
         caption: "Agents", noun: "agent", columns: chosenColumns("fleet", COLUMNS), tools: columnMenu("fleet", COLUMNS, app), rows: agents, rowKey: (agent) => agent.id, sort: "id", height: "60vh",
-        searchable: (agent) => `${agent.id} ${agent.tags.join(" ")} ${agent.about ? `${agent.about.version} ${sayLevel(agent.about.level)}` : "unknown"} ${problems(agent).join(" ")}`,
+        searchable: (agent) => `${agent.id} ${agent.tags.join(" ")} ${agent.about ? `${agent.about.version} ${formatLevel(agent.about.level)}` : "unknown"} ${problems(agent).join(" ")}`,
         empty: "No node has registered yet: nodes register themselves when their agent runs.",
       }),
     ];
   },
 };
 
-export const sayLevel = (level) => (level === null ? "no stage" : ["guarantee", "weight", "quota"].includes(level) ? `reclaim by ${level}` : level);
+export const formatLevel = (level) => (level === null ? "no stage" : ["guarantee", "weight", "quota"].includes(level) ? `reclaim by ${level}` : level);
 const problems = (agent) => [...(agent.is_online ? [] : ["silent"]), ...(agent.about?.problems ?? [])];
-const told = (agent) => (!agent.about ? "–" : agent.about.may_set_mode ? `${sayLevel(agent.told)}${agent.is_canary ? " (canary)" : ""}` : "may not");
+const stageLevel = (agent) => (!agent.about ? "–" : agent.about.may_set_mode ? `${formatLevel(agent.told)}${agent.is_canary ? " (canary)" : ""}` : "may not");
 const figure = (name) => (agent) => agent.about?.[name] ?? 0;
 
 const stateOfAgent = (agent) => (!agent.is_online ? ["silent", "bad"] : agent.about?.is_paused ? ["paused", "warn"] : ["online", "good"]);
@@ -55,9 +55,9 @@ const stateOfAgent = (agent) => (!agent.is_online ? ["silent", "bad"] : agent.ab
 const COLUMNS = [
   { key: "id", width: 180, narrow: 130, title: "Node", value: (a) => a.id, cell: (a) => h("a", { href: to("nodes", a.id), title: a.id }, a.id) },
   { key: "state", shown: "always", width: 90, narrow: 78, title: "State", value: (a) => stateOfAgent(a)[0], cell: (a) => badge(...stateOfAgent(a)) },
-  { key: "level", shown: "always", width: 150, narrow: 140, title: "Level", help: "The most that it does to any job's limit now", value: (a) => a.about?.level ?? "", cell: (a) => (a.about ? sayLevel(a.about.level) : "–") },
-  { key: "told", shown: "wide", width: 210, title: "Set by stage", help: "The level that the stages set; it applies where the agent's configuration has may_set_mode", value: told },
-  { key: "bound", shown: "wide", width: 150, title: "Allowed", help: "The most that its own configuration allows", value: (a) => a.about?.bound ?? "", cell: (a) => (a.about ? sayLevel(a.about.bound) : "–") },
+  { key: "level", shown: "always", width: 150, narrow: 140, title: "Level", help: "The most that it does to any job's limit now", value: (a) => a.about?.level ?? "", cell: (a) => (a.about ? formatLevel(a.about.level) : "–") },
+  { key: "told", shown: "wide", width: 210, title: "Set by stage", help: "The level that the stages set; it applies where the agent's configuration has may_set_mode", value: stageLevel },
+  { key: "bound", shown: "wide", width: 150, title: "Allowed", help: "The most that its own configuration allows", value: (a) => a.about?.bound ?? "", cell: (a) => (a.about ? formatLevel(a.about.bound) : "–") },
   { key: "version", shown: "wide", width: 110, title: "Agent", value: (a) => a.about?.version ?? "", cell: (a) => (a.about ? h("span", { title: a.about.version }, a.about.version) : badge("unknown", "")) },
   { key: "problems", shown: "wide", width: 200, title: "Problems", value: (a) => problems(a).length, cell: (a) => h("span.long", { title: problems(a).join("; ") || null }, problems(a).join("; ") || "–") },
   { key: "errors", shown: "wide", width: 76, title: "Errors", align: "right", value: figure("errors") },
@@ -84,29 +84,29 @@ function tally(members, of) {
 const GROUP_COLUMNS = [
   { title: "Tag", cell: ({ tag }) => h("span.mono", tag) },
   { title: "Agents", align: "right", cell: ({ members }) => members.length },
-  { title: "Levels", cell: ({ members }) => tally(members, (a) => (a.about ? sayLevel(a.about.level) : "unknown")) },
+  { title: "Levels", cell: ({ members }) => tally(members, (a) => (a.about ? formatLevel(a.about.level) : "unknown")) },
   { title: "Versions", cell: ({ members }) => tally(members, (a) => a.about?.version ?? "unknown") },
   { title: "With problems", align: "right", cell: ({ members }) => members.filter((a) => problems(a).length).length },
 ];
 
-const tellNames = (names) => names.slice(0, MOST_NAMES).join(", ") + (names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : names.length ? "" : "no host");
+const formatNames = (names) => names.slice(0, MOST_NAMES).join(", ") + (names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : names.length ? "" : "no host");
 // Fields that have their defaults are not sent.
-const stateOf = ({ state, canaries = [] }) => (state === "canary" ? h("span", { title: canaries.join("\n") || null }, badge("canary", "warn"), `: ${tellNames(canaries)}`) : state === "stopped" ? badge("stopped", "bad") : badge("everywhere", "good"));
+const stateOf = ({ state, canaries = [] }) => (state === "canary" ? h("span", { title: canaries.join("\n") || null }, badge("canary", "warn"), `: ${formatNames(canaries)}`) : state === "stopped" ? badge("stopped", "bad") : badge("everywhere", "good"));
 const seenOf = ({ stage, canary }) => (canary ? `${count(canary.checks, "check")}: ${number(canary.late_cores)} cores late, ${count(canary.foreign_writes, "foreign write")}, ${count(canary.errors, "error")}` : stage.stopped ?? stage.why ?? "");
 
-const sayFilter = ({ nodes_filter: filter }) => (filter === EVERY_NODE ? "all nodes" : filter);
+const formatFilter = ({ nodes_filter: filter }) => (filter === EVERY_NODE ? "all nodes" : filter);
 
 const stageColumns = (app, reason) => [
-  { title: "Nodes", cell: ({ stage }) => h("span.mono", sayFilter(stage)) },
-  { title: "Level", cell: ({ stage }) => sayLevel(stage.level) },
-  { title: "Before", cell: ({ stage }) => sayLevel(stage.previous) },
+  { title: "Nodes", cell: ({ stage }) => h("span.mono", formatFilter(stage)) },
+  { title: "Level", cell: ({ stage }) => formatLevel(stage.level) },
+  { title: "Before", cell: ({ stage }) => formatLevel(stage.previous) },
   { title: "State", cell: ({ stage }) => stateOf(stage) },
   { title: "Hosts at level", align: "right", cell: (view) => `${view.reached} of ${view.host_count}` },
   { title: "By", cell: ({ stage }) => stage.user },
   { title: "Observed", cell: (view) => h("span.long", seenOf(view) || "–") },
   { title: h("span.hidden-text", "Actions"), cell: ({ stage }) => h("div.actions",
     stage.state === "canary" ? act("Advance", "advance", stage, "All nodes of the group follow the canaries.", app, reason) : null,
-    stage.state === "stopped" ? null : act("Stop", "stop", stage, stage.previous === null ? "Its nodes follow other stages; without one they change no limits." : `Its nodes go back to ${sayLevel(stage.previous)}.`, app, reason),
+    stage.state === "stopped" ? null : act("Stop", "stop", stage, stage.previous === null ? "Its nodes follow other stages; without one they change no limits." : `Its nodes go back to ${formatLevel(stage.previous)}.`, app, reason),
     guarded("Change", () => openStage(stage, app), { reason })) },
 ];
 
@@ -114,7 +114,7 @@ function act(label, verb, stage, text, app, reason) {
   return guarded(label, () => {
     const form = new Form([["why", "Why", "shown to others and in the audit log", "text", ""]]);
     const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
-    openForm(`${label} the stage of ${sayFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
+    openForm(`${label} the stage of ${formatFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
   }, { reason });
 }
 
@@ -122,7 +122,7 @@ function act(label, verb, stage, text, app, reason) {
 function finish(dialog, label, { warnings }, app) {
   app.reload();
   if (!warnings?.length) dialog.close();
-  else tell(dialog, h("p", `${label}: done.`), warnings);
+  else openNotice(dialog, h("p", `${label}: done.`), warnings);
 }
 
 // First the plan is shown, then it can be applied. `stage`: the one that is changed, null for a new one.
@@ -143,7 +143,7 @@ function openStage(stage, app) {
   const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
   const apply = h("button.primary", { type: "button", disabled: true, onclick: () => carryOut() }, "Apply");
   const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, form.general, place);
-  const dialog = openDialog(stage ? `Change the stage of ${sayFilter(stage)}` : "New stage", element, [look, apply]);
+  const dialog = openDialog(stage ? `Change the stage of ${formatFilter(stage)}` : "New stage", element, [look, apply]);
 
   function read() {
     const set = Object.fromEntries(["max_late_cores", "max_foreign_writes", "max_errors"].map((key) => [key, form.value(key)]).filter(([, value]) => value !== null));

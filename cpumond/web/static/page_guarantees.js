@@ -75,7 +75,7 @@ function rows(pools, plan, total, app) {
       h("span.drag", h("span.by_weight", { "aria-hidden": "true", style: { width: at(after) } }), h("span.before", { "aria-hidden": "true", style: { left: at(before) } }),
         h("input", { id: `drag-${index}`, type: "range", min: "0", max: String(most), step: String(10 ** Math.floor(Math.log10(most / STEPS))), value: String(value),
           "aria-valuetext": `${guarantee} cores; fair share ${would}`, oninput: ({ target }) => choose(pool, Number(target.value), app) })),
-      h("span.told", `${guarantee} guaranteed; fair share ${now === would ? now : `${now} → ${would}`} cores`));
+      h("span.line", `${guarantee} guaranteed; fair share ${now === would ? now : `${now} → ${would}`} cores`));
   }));
 }
 

@@ -4,7 +4,7 @@ import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton, visible } from "./dom.js";
-import { amount, bytes, capital, duration, isKnown, jobName, number, showCores, showSpan, time, withoutIds } from "./format.js";
+import { amount, bytes, capital, duration, isKnown, jobName, number, formatCores, formatSpan, time, withoutIds } from "./format.js";
 import { axis, column, DAY_S, line, rangeButtons, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { readMarks } from "./marks.js";
@@ -110,10 +110,10 @@ function cpuTime(j) {
 // The graphs from the scheduler's history: means over intervals.
 function oldGraphs(j, history, marks) {
   const shared = axis(history, marks);
-  const told = history.periodS ? `, a point every ${showSpan(history.periodS)}` : "";
+  const spacing = history.periodS ? `, a point every ${formatSpan(history.periodS)}` : "";
   return [
     h("section.card", { key: "cores" }, chart(`old-cores-${j.id}`,
-      { ...shared, title: `CPU in cores${told}`, format: showCores, height: 260, series: [
+      { ...shared, title: `CPU in cores${spacing}`, format: formatCores, height: 260, series: [
       line(history, "usage_cores", "used", "--c1", { fill: true }), line(history, "smoothed_cores", "smoothed", "--c3"),
       line(history, "current_cpu_limit_cores", "limit", "--c2", { step: true, width: 2.25 }),
       line(history, "cpu_limit_cores", "requested", "--c7", { dash: true }), line(history, "floor_cores", "floor", "--c5", { dash: true })] })),

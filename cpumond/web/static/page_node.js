@@ -5,7 +5,7 @@ import { get, path, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { bytes, cores, count, fixed, number, showCores, showSpan } from "./format.js";
+import { bytes, cores, count, fixed, number, formatCores, formatSpan } from "./format.js";
 import { axis, DAY_S, line, rangeButtons, readHistory } from "./history.js";
 import { OF_NODES, readMarks } from "./marks.js";
 import { nodeState } from "./page_nodes.js";
@@ -33,11 +33,11 @@ export const node = {
         ["Address", n.address],
         ["Tree", n.matched_trees.length ? `its tags match ${n.matched_trees.join(" and ")}: its jobs continue, no new ones start` : n.tree === null ? "none: no tree's nodes_filter matches its tags, so it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
         ["Tags", n.tags.join(", ") || "none"],
-        ["Last heard of", `${showSpan(n.silent_s)} ago`],
+        ["Last heard of", `${formatSpan(n.silent_s)} ago`],
         ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],
         n.on_reclaimed_cores || n.idle_class ? ["On reclaimed CPU", `${cores(n.on_reclaimed_cores)} cores, ${n.idle_class ? `idle class: ${n.idle_class}` : "without an idle class"}`] : null,
-        ["Overcommitted", tellOvercommits(n)],
-        ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
+        ["Overcommitted", describeOvercommits(n)],
+        ...(n.cordon ? [["Cordon", describeCordon(n.cordon)]] : []),
         n.failing ? ["Failing", n.failing] : null,
       ])),
       ledger(n),
@@ -50,12 +50,12 @@ export const node = {
   },
 };
 
-function tellCordon({ user, at, why, drain }) {
-  return `${drain ? "drained" : "cordoned"} by ${user} ${showSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", and the jobs on it are stopped" : ""}${why ? ` (${why})` : ""}`;
+function describeCordon({ user, at, why, drain }) {
+  return `${drain ? "drained" : "cordoned"} by ${user} ${formatSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", and the jobs on it are stopped" : ""}${why ? ` (${why})` : ""}`;
 }
 
-function tellOvercommits(n) {
-  if (n.overcommitted_s !== null) return `for ${showSpan(n.overcommitted_s)} now`;
+function describeOvercommits(n) {
+  if (n.overcommitted_s !== null) return `for ${formatSpan(n.overcommitted_s)} now`;
   return n.overcommit_count ? `not now; ${count(n.overcommit_count, "time")} since the start of the scheduler` : "never";
 }
 
@@ -82,7 +82,7 @@ function ledger(n) {
 
 function graph(history, marks) {
   return {
-    ...axis(history, marks), title: "CPU in cores", format: showCores, height: 240,
+    ...axis(history, marks), title: "CPU in cores", format: formatCores, height: 240,
     series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
       line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
   };

@@ -5,7 +5,7 @@ import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
 import { ask } from "./filters.js";
-import { amounts, columnCores, count, showSpan } from "./format.js";
+import { amounts, columnCores, count, formatSpan } from "./format.js";
 import { heatMap } from "./heat.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
@@ -53,11 +53,11 @@ export const isLost = (node) => (node.lost_at ?? null) !== null;
 
 // [words, tone]: whether it is online, cordoned, held off, overcommitted.
 export function nodeState(node) {
-  if (isLost(node)) return [`lost ${showSpan(serverNow() - node.lost_at)} ago`, "bad"];
-  if (!node.is_online) return [`silent for ${showSpan(node.silent_s)}`, "bad"];
+  if (isLost(node)) return [`lost ${formatSpan(serverNow() - node.lost_at)} ago`, "bad"];
+  if (!node.is_online) return [`silent for ${formatSpan(node.silent_s)}`, "bad"];
   if (node.cordon) return [node.cordon.drain && node.job_count + node.stopping_job_count ? "draining" : "cordoned", "warn"];
-  if (node.failing) return [node.held_until ? `held off for ${showSpan(Math.max(node.held_until - serverNow(), 0))}` : "jobs fail", "bad"];
-  if (node.overcommitted_s !== null) return [`overcommitted for ${showSpan(node.overcommitted_s)}`, "warn"];
+  if (node.failing) return [node.held_until ? `held off for ${formatSpan(Math.max(node.held_until - serverNow(), 0))}` : "jobs fail", "bad"];
+  if (node.overcommitted_s !== null) return [`overcommitted for ${formatSpan(node.overcommitted_s)}`, "warn"];
   return ["online", "good"];
 }
 

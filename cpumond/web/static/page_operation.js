@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { selectFilter } from "./filters.js";
-import { allAmounts, amount, amounts, capital, count, duration, evenly, jobName, number, percent, share, showCores, showOption, showSpan, time, withoutIds } from "./format.js";
+import { allAmounts, amount, amounts, capital, count, duration, evenly, jobName, number, percent, share, formatCores, formatOption, formatSpan, time, withoutIds } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
 import { changeButton } from "./idle.js";
 import { readMarks } from "./marks.js";
@@ -54,7 +54,7 @@ export const operation = {
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono.whole", o.id)),
       h("div.heading", h("h1.title", { title: o.title || null }, o.title || `Operation ${o.id.split("-")[0]}`), stateBadge(o), h("div.actions", operationActions(o, app))),
-      o.error ? h("p.error.told", o.error) : null,
+      o.error ? h("p.error.framed", o.error) : null,
       o.alerts.map((sentence) => h("p.note", sentence)),
       tabs("Parts of this page", TABS, app),
       now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : skeleton({ key: "loading" }),
@@ -109,11 +109,11 @@ function overview({ operation: o, history, idle, marks, newest }, app) {
       ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
       o.finish_time ? ["Ended", time(o.finish_time)] : null,
       o.forecast?.end_p50 ? ["Ends", predicted(o.forecast, "end")] : null,
-      ["Jobs", tellJobs(o.jobs)],
+      ["Jobs", describeJobs(o.jobs)],
       newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: its jobs start all together or not at all, and its fair share is its whole demand or nothing"] : null,
-      ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
+      ...o.incarnations.slice(-1).map((incarnation) => ["Incarnation", `${incarnation.id}, since ${time(incarnation.at)}${incarnation.reason ? `: ${incarnation.reason.replaceAll("_", " ")}` : ""}`]),
       ...o.retried.slice(-3).map((note) => ["Retry rule", note]),
       o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
       o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job requested"],
@@ -127,7 +127,7 @@ function overview({ operation: o, history, idle, marks, newest }, app) {
   ];
 }
 
-function tellJobs(jobs) {
+function describeJobs(jobs) {
   const ended = Object.entries({ failed: jobs.failed, aborted: jobs.aborted, lost: jobs.lost }).filter(([, value]) => value);
   return [`${jobs.completed} of ${jobs.total} completed`, `${jobs.active} active`, `${jobs.pending} to start`,
     ...ended.map(([word, value]) => `${value} ${word}`)].join(", ");
@@ -141,7 +141,7 @@ function treeCard(o, tree, pool) {
   if (!part) return h("section.card", { key: id, "aria-labelledby": id }, heading,
     h("p.muted.plain-text", "It has ended and has no share any more."));
   const state = describePart(part);
-  const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${showSpan(part.starves_in_s)}` : "";
+  const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${formatSpan(part.starves_in_s)}` : "";
   return h("section.card", { key: id, "aria-labelledby": id }, heading, facts([
     ["Fair share", [bar(part.fair_share_ratio, share(part.fair_share_ratio, part.fair_share_resource), { color: "--c2" }), h("div", amounts(part.fair_share))]],
     ["Allocated", [bar(part.usage_ratio, share(part.usage_ratio, part.usage_resource)), h("div", amounts(part.usage))]],
@@ -166,7 +166,7 @@ function graphs(o, history, marks) {
     h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Allocated, demand and fair share", format: percent, series: [
       line(history, "usage_ratio", "allocated", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true })] })),
-    h("section.card", chart(`cores-${o.id}`, { ...shared, title: "CPU in cores", format: showCores, series: [
+    h("section.card", chart(`cores-${o.id}`, { ...shared, title: "CPU in cores", format: formatCores, series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limit", "--c2", { step: true }),
       line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3")] })));
 }
@@ -218,7 +218,7 @@ function way(o, part) {
       const whole = Math.max(step.demand, step.share) || 1;
       return h("li", { key: step.name }, h("span.way-name", index === last ? h("strong", o.title || "This operation") : h("a", { href: to("pools", part.tree, index ? step.name : ROOT) }, index ? step.name : "Root pool")),
         h("span.stack", { "aria-hidden": "true" }, SHARE_PARTS.slice(0, -1).map(([name]) => h("span", { key: name, class: name, style: { width: `${(100 * step[name] / whole).toFixed(2)}%` } }))),
-        h("span.way-told", of(step),
+        h("span.way-line", of(step),
           h("span.hidden-text", `: ${SHARE_PARTS.slice(0, -1).map(([name, word]) => `${word} ${amount(step.resource, step[name])}`).join(", ")}`),
           why(step, index) ? h("span.muted", `: ${withoutIds(why(step, index))}`) : null));
     })),
@@ -233,11 +233,11 @@ function preempted(title, records, without) {
 // ---- jobs
 
 function jobs({ operation: o, jobs: list, offset, asked }, app) {
-  const told = count(list.total, asked ? `${asked} job` : "job");
-  app.announce(`jobs ${asked} ${offset}`, told);
+  const found = count(list.total, asked ? `${asked} job` : "job");
+  app.announce(`jobs ${asked} ${offset}`, found);
   return [
     h("div.filters", selectFilter("job_state", "State", JOB_STATES.map((name) => [name, name]), app),
-      h("p.muted.plain-text.filter-told", told)),
+      h("p.muted.plain-text.filter-count", found)),
     jobsTable(list.jobs, { caption: "Jobs of this operation",
       empty: currentQuery().get("job_state") ? "No job matches." : "No job has started yet; see the tab “Why”." }),
     pager(list.total, offset, list.jobs.length, PAGE, app),
@@ -266,7 +266,7 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
 
 function limitBar(job) {
   const used = job.smoothed_cpu_usage;
-  return bar(job.current_cpu_limit / job.cpu_limit, `${showCores(job.current_cpu_limit)} of ${showCores(job.cpu_limit)}`,
+  return bar(job.current_cpu_limit / job.cpu_limit, `${formatCores(job.current_cpu_limit)} of ${formatCores(job.cpu_limit)}`,
     { color: "--c2", mark: used === null || !job.cpu_limit ? null : used / job.cpu_limit });
 }
 
@@ -298,8 +298,8 @@ function resulting(found, operation) {
     h("h3", { id: "job-cpu-monitor" }, "job-cpu-monitor"),
     table({ caption: "job-cpu-monitor", rows: Object.entries(monitor), rowKey: ([name]) => name, empty: "It has no options.", columns: [
       { title: "Option", cell: ([name]) => h("code", name) },
-      { title: "Value", cell: ([name, value]) => (isGiven(name) ? h("strong", h("code", showOption(name, value)))
-        : h("span", "the node's value", value === null ? null : [", else ", h("code", showOption(name, value))])) },
+      { title: "Value", cell: ([name, value]) => (isGiven(name) ? h("strong", h("code", formatOption(name, value)))
+        : h("span", "the node's value", value === null ? null : [", else ", h("code", formatOption(name, value))])) },
       { title: "From", cell: ([name]) => (isGiven(name) ? badge("specification", "good") : badge("node")) },
     ], stacked: true }),
     h("p.muted.plain-text", "Options that the specification does not set come from the node: [monitor] in its agent's configuration, else the default. ",

@@ -34,12 +34,12 @@ export const operations = {
   },
   view(data, _, app) {
     const { list, offset } = data;
-    app.announce(data.asked, tellCount(list, offset));
+    app.announce(data.asked, describeCount(list, offset));
     return [
       h("div.heading", h("h1", "Operations"), h("div.actions", operationsActions(app, data.rights))),
       tools(data, app),
       groupsSection(data, app),
-      h("p.muted.plain-text", tellCount(list, offset)),
+      h("p.muted.plain-text", describeCount(list, offset)),
       table({
         caption: "Operations", rows: list.operations, rowKey: (operation) => operation.id, columns: columns(app),
         empty: isFiltered() ? "No operation matches." : "No operation has been started yet.",
@@ -52,7 +52,7 @@ export const operations = {
 const offsetOf = (chosen) => Math.max(Math.trunc(Number(chosen.get("offset"))) || 0, 0);
 const isFiltered = () => [...FILTERS, "state", "cause"].some((name) => currentQuery().get(name));
 
-function tellCount(list, offset) {
+function describeCount(list, offset) {
   const noun = isFiltered() ? "matching operation" : "operation";
   const all = count(list.total, noun, isFiltered() ? "matching operations" : "operations");
   if (!list.operations.length || list.operations.length === list.total) return all;
@@ -108,7 +108,7 @@ function withChosen(causes) {
 }
 
 // Whether, by its last forecast, it should have started in nine of ten runs ahead.
-export const isLate = (told) => told.start_p90 !== null && told.start_p90 < serverNow();
+export const isLate = (forecast) => forecast.start_p90 !== null && forecast.start_p90 < serverNow();
 
 // "in 5 min" of a forecast's start or end, its range at the mouse; null where it is not predicted.
 export function predicted(forecast, name) {

@@ -66,11 +66,11 @@ function figures({ trees, status }) {
     figure("CPU limits", limitText, limitPart, { help: "sum of the current limits: the most that jobs may use now" }),
     figure("CPU used", usedText, usedPart, { help: "cores that the jobs use" }),
     figure("Reclaimed now", reclaimedText, ordered > 0 ? `${evenPercents([reclaimed / ordered])} of requests` : "", { help: "requests minus limits: CPU that idle jobs leave to others now" }),
-    figure("Operations", h("span", number(counts.shown_states.running ?? 0, 6), h("small", " running")), tellOthers(counts.shown_states), { href: to("operations") }),
+    figure("Operations", h("span", number(counts.shown_states.running ?? 0, 6), h("small", " running")), describeOthers(counts.shown_states), { href: to("operations") }),
     figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} stopping` : "active"));
 }
 
-const tellOthers = ({ pending = 0, waiting = 0, "cannot start": never = 0 }) => `${number(pending + waiting, 6)} waiting${never ? `, ${number(never, 6)} cannot start` : ""}`;
+const describeOthers = ({ pending = 0, waiting = 0, "cannot start": never = 0 }) => `${number(pending + waiting, 6)} waiting${never ? `, ${number(never, 6)} cannot start` : ""}`;
 const most = (value, all) => h("span", number(value, 6), h("small", ` of ${number(all, 6)}`));
 
 function alertCard(alerts, trees, counts) {

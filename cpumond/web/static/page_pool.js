@@ -284,8 +284,8 @@ function attributesSection(data, orchid) {
       caption: "Options of the pool: set here, and in force", rows, rowKey: ({ option }) => option, empty: "None.", stacked: true,
       columns: [
         { title: "Option", cell: ({ option }) => h("code", option) },
-        { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : showValue(own, unit)) },
-        { title: "In force", help: "including values from the tree and the pools above, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(inForce, unit, amounts) : NONE) },
+        { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : formatValue(own, unit)) },
+        { title: "In force", help: "including values from the tree and the pools above, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? formatValue(inForce, unit, amounts) : NONE) },
       ],
     }),
     h("details", { key: "set" }, h("summary", "All that is set here, as JSON"),
@@ -296,7 +296,7 @@ function attributesSection(data, orchid) {
 const isTold = (value) => isKnown(value) && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));
 
 // `resources` shows those of a value: in force without those of 0, such as those that the tree does not have.
-function showValue(value, unit, resources = allAmounts) {
+function formatValue(value, unit, resources = allAmounts) {
   if (unit === "ms" && typeof value === "number") return `${duration(value / 1000)}`;
   if (unit === "share" && typeof value === "number") return percent(value);
   if (unit === "resources" && typeof value === "object") return resources(value) || "nothing";

@@ -2,7 +2,7 @@
 
 import { get, path, send } from "./api.js";
 import { h } from "./dom.js";
-import { Form, openForm, tell } from "./forms.js";
+import { Form, openForm, openNotice } from "./forms.js";
 import { time } from "./format.js";
 import { guarded } from "./rights.js";
 import { badge, facts, table } from "./table.js";
@@ -65,7 +65,7 @@ function openNew(me, app) {
     return send("POST", "/tokens", body);
   };
   openForm("New token", form, "Create", create, { done({ token, warnings }, dialog) {
-    tell(dialog, [h("p", "This is the token. It is shown only once: copy it now."), h("code.token-shown", token)], warnings, "I have copied it");
+    openNotice(dialog, [h("p", "This is the token. It is shown only once: copy it now."), h("code.token-shown", token)], warnings, "I have copied it");
     app.reload();
   } });
 }

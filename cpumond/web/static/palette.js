@@ -18,13 +18,13 @@ export function openPalette(pages) {
   let timer = 0;
   let asked = null;
   let problem = "";
-  const told = h("p.hidden-text", { role: "status" });
+  const status = h("p.hidden-text", { role: "status" });
   let list = h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "Results" });
   const input = h("input", {
     id: "palette", type: "text", role: "combobox", autocomplete: "off", spellcheck: "false", "aria-label": "Page, pool, operation or node", "aria-expanded": "true",
     "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "A page, pool, operation or node", oninput: ask, onkeydown: move,
   });
-  const form = h("form", { onsubmit: (event) => { event.preventDefault(); go(found[chosen]); } }, input, list, told);
+  const form = h("form", { onsubmit: (event) => { event.preventDefault(); go(found[chosen]); } }, input, list, status);
   const dialog = openDialog("Go to", form, [], () => { clearTimeout(timer); asked?.abort(); });
   dialog.classList.add("palette");
   show(pagesThatFit(""));
@@ -49,7 +49,7 @@ export function openPalette(pages) {
       part.catch((error) => { problem = error.message; return []; })));
     if (signal.aborted) return;
     show([...pagesThatFit(text.toLowerCase()), ...parts.flat()]);
-    told.textContent = found.length ? `${found.length} found` : problem || "Nothing found";
+    status.textContent = found.length ? `${found.length} found` : problem || "Nothing found";
   }
 
   // What was chosen stays chosen when more is found.

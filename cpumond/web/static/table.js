@@ -73,7 +73,7 @@ function choose(node, changes) {
   setQuery(Object.fromEntries(Object.entries(changes).map(([name, value]) => [prefix + name, value])));
   refresh(node, node.props);
   // A screen reader says the number of rows after a search, not each time that it changes.
-  if ("find" in changes) node.voice.textContent = node.told.textContent;
+  if ("find" in changes) node.voice.textContent = node.total.textContent;
 }
 
 function build(node, props) {
@@ -83,12 +83,12 @@ function build(node, props) {
     type: "search", id: searchId, placeholder: findText(props), value: found.find, autocomplete: "off",
     oninput: (event) => { node.scroller.scrollTop = 0; choose(node, { find: event.target.value || null }); },
   });
-  node.told = h("span.muted");
+  node.total = h("span.muted");
   node.voice = h("span.hidden-text", { role: "status" });
   node.tools = h("div.table-own-tools");
   const bar = h("div.table-tools",
     props.searchable ? [h("label.hidden-text", { for: searchId }, findText(props)), node.search] : null,
-    node.told, node.voice, node.tools);
+    node.total, node.voice, node.tools);
   node.head = h("thead");
   node.body = h("tbody");
   node.widths = h("colgroup");
@@ -121,7 +121,7 @@ function refresh(node, props) {
   const all = props.rows.length;
   const text = node.shown.length === all ? count(all, props.noun ?? "row")
     : `${count(node.shown.length, props.noun ?? "row")} of ${all.toLocaleString("en-GB")}`;
-  if (node.told.textContent !== text) node.told.textContent = text;
+  if (node.total.textContent !== text) node.total.textContent = text;
   node.table.setAttribute("aria-rowcount", node.shown.length + 1);
   node.head = morph(node.head, makeHead(node));
   setWidths(node);

@@ -48,11 +48,11 @@ export function trendCell(row) {
   if (there.length < 2) return h("span.muted", "–");
   const most = Math.max(...there, 1e-9);
   const points = values.flatMap((value, index) => (value === null ? [] : [`${(index * WIDTH / (values.length - 1)).toFixed(1)},${(HEIGHT - 1 - (HEIGHT - 2) * value / most).toFixed(1)}`]));
-  return h("span", { title: tell(there, spanS) }, h("svg", { class: "trend", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("svg:polyline", { points: points.join(" ") })), h("span.hidden-text", tell(there, spanS)));
+  return h("span", { title: describeTrend(there, spanS) }, h("svg", { class: "trend", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    h("svg:polyline", { points: points.join(" ") })), h("span.hidden-text", describeTrend(there, spanS)));
 }
 
-function tell(values, spanS) {
+function describeTrend(values, spanS) {
   const [first, last] = [values[0], values.at(-1)];
   const way = last > 1.05 * first ? "rose" : last < 0.95 * first ? "fell" : "stayed";
   return `${way === "stayed" ? `stayed at ${cores(last)}` : `${way} from ${cores(first)} to ${cores(last)}`} cores in ${duration(spanS)}, at most ${cores(Math.max(...values))}`;

@@ -38,11 +38,11 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
       let wrong = "";
       show(progress(0, first, stop));
       place.scrollIntoView({ block: "nearest" });
-      await stream("/simulate", question, (told) => {
-        first = told.first ?? first;
-        wrong = told.error ?? "";
-        answer = told.answer ?? null;
-        if (running === mine && !answer) show(progress(told.done ?? 0, first, stop));
+      await stream("/simulate", question, (message) => {
+        first = message.first ?? first;
+        wrong = message.error ?? "";
+        answer = message.answer ?? null;
+        if (running === mine && !answer) show(progress(message.done ?? 0, first, stop));
       }, mine.signal);
       if (running !== mine) return;
       if (!answer) throw new Refusal(500, { error: `The simulation failed: ${wrong || "it ended without a result; see the scheduler's log"}` });
