@@ -8,16 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.check import Figure, Run, judge, list_known, load_gates, load_runs, read_figures, show_run
+from bench.check import Figure, Run, judge, list_known, load_gates, load_runs, show_run
 
 BENCH = Path(__file__).parents[1] / "bench"
 
 LESS = Figure(r"took ([\d.]+)", "bare requests", "less")
 MORE = Figure(r"made ([\d.]+)/s", "of the bare application", "more")
-
-
-def test_figures_are_read_from_what_a_bench_prints():
-    assert read_figures("it took 3.5 s and took 9", {"took": LESS, "made": MORE}) == {"took": 3.5}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SPECIFICATION = ROOT / "docs" / "specification"
 
@@ -69,24 +67,6 @@ def list_sections(path: Path) -> set[str]:
         elif found := re.match(r"(\d+)\. ", line):
             sections.add(f"{heading}.{found[1]}")
     return sections
-
-
-@pytest.mark.parametrize(
-    ("text", "citations"),
-    [
-        ("limit_rules.md 1, 2 and 3: all", [("limit_rules.md", "1"), ("limit_rules.md", "2"), ("limit_rules.md", "3")]),
-        ("(semantics.md 2.6 to 2.9)", [("semantics.md", "2.6"), ("semantics.md", "2.9")]),
-        ("the phases of section 2; sections 12, 13", [("", "2"), ("", "12"), ("", "13")]),
-        ("others (6.4, count rule), points (1.3 point 1) (6.5 a and b)", [("", "6.4"), ("", "1.3"), ("", "6.5")]),
-        ("10.3, 19: all components", [("", "10.3"), ("", "19")]),
-        ("1.3 points 5 to 9: the rest", [("", "1.3")]),
-        ("--- 6.2, states", [("", "6.2")]),
-        ("--- 7.2 -----", [("", "7.2")]),
-        ("f(2), (2.5 cores), 2.5 cores, proc(5), (404), version 3.11 (1.2.3)", []),
-    ],
-)  # fmt: skip
-def test_forms_of_citations(text, citations):
-    assert list(list_citations(text)) == citations
 
 
 def test_each_section_that_is_cited_is_there():

@@ -10,7 +10,7 @@ from typing import get_args
 
 import click
 import pytest
-from documents import DOCUMENTS, FENCED, ROOT, expand, list_commands, list_metrics
+from documents import DOCUMENTS, FENCED, ROOT, expand, list_commands
 from packaging_script import load_script
 
 from cpumond.agent.config import parse_config_text
@@ -144,19 +144,6 @@ def test_commands_that_documents_name_are_those_of_the_program() -> None:
     assert count > 300
 
 
-@pytest.mark.parametrize(
-    ("text", "commands"),
-    [
-        ("```sh\ncpumond why | head; A=1 cpumond top --once # x\ncurl x\n```", [["why"], ["top", "--once"]]),
-        ("```\n$ cpumond why\n26 cores of cpumond stand idle\n```", [["why"]]),
-        ("`cpumond pool\nset a weight=1`, `cpumond ...`", [["pool", "set", "a", "weight=1"]]),
-        ("```sh\nx && .venv/bin/cpumond demo >f\n```", [["demo"]]),
-    ],
-)
-def test_forms_of_commands(text: str, commands: list[list[str]]) -> None:
-    assert [words for words, _ in list_commands(text)] == commands
-
-
 @pytest.mark.parametrize("words", ["nosuch", "why --nosuch", "pool nosuch", "undo x --plan", "node drain --plan"])
 def test_a_wrong_command_is_found(words: str) -> None:
     with pytest.raises(click.UsageError):
@@ -233,9 +220,3 @@ def test_the_settings_that_matter_are_keys_of_the_configuration(script: ModuleTy
 
 
 # ---- metrics: test_dashboards.py looks for them
-
-
-def test_names_in_braces_are_alternatives_or_labels() -> None:
-    assert expand("a_{b,c}_d{e,f}") == ["a_b_d", "a_c_d"]
-    assert expand("a_{b,c}") == ["a_b", "a_c"]
-    assert len(list_metrics()) > 50

@@ -72,44 +72,6 @@ def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
 # the recording
 
 
-def show(*texts: str) -> list[str]:
-    screen = terminal.Screen()
-    for text in texts:
-        screen.feed(text)
-    rows = screen.show()
-    while rows and not rows[-1]:
-        rows = rows[:-1]
-    return ["|".join(f"{column}:{style}:{text}" for column, style, text in row) for row in rows]
-
-
-def test_a_line_that_is_drawn_again_stands_there_once() -> None:
-    assert show("a\r\nold\r\nb", "\r\x1b[2K\x1b[1A\x1b[2Knew\r\nc") == ["0::a", "0::new", "0::c"]
-
-
-def test_columns_styles_and_bars_are_runs_of_their_own() -> None:
-    assert show("\x1b[1mpool  job\x1b[0m x y  ██░·") == ["0:b:pool|6:b:job|10::x y|15:used:██|17:may:░|18:order:·"]
-
-
-def test_a_full_screen_scrolls_and_a_long_line_wraps() -> None:
-    assert show("\r\n".join(map(str, range(terminal.ROWS + 2))))[0] == "0::2"
-    assert show("x" * (terminal.COLUMNS + 1)) == [f"0::{'x' * terminal.COLUMNS}", "0::x"]
-
-
-def test_pictures_are_taken_between_changes_that_belong_together() -> None:
-    chunks = [terminal.Chunk(*each) for each in ((0.0, "a"), (0.01, "b"), (1.0, "c"), (1.3, "d"), (2.5, "e"))]
-    frames = terminal.list_frames(chunks, 0.9)
-    assert [(frame.at_s, frame.rows[0][0][2]) for frame in frames] == [(0.01, "ab"), (1.0, "abc"), (2.5, "abcde")]
-
-
-def test_who_wants_less_motion_sees_the_end() -> None:
-    frames = terminal.list_frames([terminal.Chunk(0.0, "a"), terminal.Chunk(2.0, "b")], 0.5)
-    drawn = terminal.draw(frames, "title", 2.0, 1.0)
-    [last] = re.findall(r"\.film\{transform:translateX\((-\d+)px\)", drawn)
-    assert f'<g transform="translate({-int(last)})"><use href="#r1"' in drawn
-    assert "@media (prefers-reduced-motion:reduce){.film{animation:none}}" in drawn
-    assert "0%{transform:translateX(0px)}50%" in drawn
-
-
 def test_a_recording_that_does_not_show_the_demo_is_not_kept() -> None:
     text = (pictures.PICTURES / "demo.svg").read_bytes()
     told = (

@@ -11,11 +11,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: modules of tests have names that are there, too
 
-from real_arms import ARMS, Batch
 from real_figures import (
     AGAIN,
     BASE,
-    BOUNDS,
     CYCLE_S,
     PLAIN,
     SETTLE,
@@ -28,7 +26,6 @@ from real_figures import (
     drop_runs,
     find_noise,
     find_phase,
-    find_quantile,
     judge,
     list_ratios,
     make_arrivals,
@@ -68,18 +65,6 @@ def test_as_many_requests_come_as_the_phases_want():
     assert {find_phase(due_s - SETTLE.seconds)[0] for due_s in in_burst} == {"burst"}
 
 
-def test_a_cycle_repeats_and_a_ramp_rises():
-    assert find_phase(3.0) == find_phase(3.0 + 2 * CYCLE_S) == ("low", 0.08)
-    name, share = find_phase(36.0)
-    assert (name, share) == ("ramp", pytest.approx(0.45))
-
-
-def test_a_quantile_is_by_nearest_rank():
-    values = [float(each) for each in range(1, 101)]
-    assert [find_quantile(values, share) for share in (0.0, 0.5, 0.99, 0.999, 1.0)] == [1.0, 50.0, 99.0, 100.0, 100.0]
-    assert find_quantile([], 0.99) == 0.0
-
-
 def test_a_failed_request_counts_with_the_time_until_it_failed_and_settling_does_not_count():
     found = split_phases([9.0, 0.001, 0.002, -0.5], ["settle", "low", "burst", "burst"])
     assert (found[""].requests, found[""].failed, found[""].p99, found[""].most) == (3, 1, 500.0, 500.0)
@@ -94,11 +79,6 @@ def test_ratios_are_to_nothing_in_the_same_round_where_both_count():
     assert find_noise(runs, "web") == 1.0
 
 
-def test_noise_is_the_worst_round_whichever_of_both_runs_was_the_slower():
-    runs = [make_run(BASE, 1, 10.0), make_run(AGAIN, 1, 11.0), make_run(BASE, 2, 10.0), make_run(AGAIN, 2, 5.0)]
-    assert find_noise(runs, "web") == 2.0
-
-
 def test_runs_beside_other_load_are_dropped_and_named():
     runs = [make_run(BASE, 1, 10.0, others_cores=0.2), make_run("peak", 1, 20.0, others_cores=0.21)]
     assert drop_runs(runs, 0.2) == (runs[:1], runs[1:])
@@ -106,19 +86,6 @@ def test_runs_beside_other_load_are_dropped_and_named():
     assert "Dropped, others used more than 0.2 cores: peak, round 1: 0.21" in shown
     assert [line for line in shown.splitlines() if line.startswith("| peak")][1].endswith("| 0, 1 dropped |")
     assert "Dropped" not in show(runs, 0.5)
-
-
-def test_the_idle_class_is_shown_where_a_batch_had_time_in_it():
-    runs = [make_run("a", 1, 1.0, batch_cores=1.2, idle_cores=1.1), make_run("b", 1, 1.0, batch_cores=0.9)]
-    shown = show(runs, 0.2)
-    assert "| 1.20, 1.10 idle |" in shown
-    assert "|            0.90 |" in shown
-
-
-def test_freed_is_a_share_of_what_was_ordered_and_not_used_and_held_back_one_of_all_periods():
-    run = make_run("peak", 1, 1.0, freed=0.4, held_back=5)
-    assert run.freed_ratio == pytest.approx(0.5)
-    assert run.held_back_ratio == pytest.approx(0.005)
 
 
 def test_each_bound_is_judged_by_the_median_over_rounds():
@@ -152,11 +119,6 @@ def test_what_a_batch_and_a_percentile_get():
     assert (compute_percentile_limit(0.5, 0.1, [0.01]), compute_percentile_limit(0.5, 0.1, [0.49])) == (0.1, 0.5)
 
 
-def test_runs_come_back_from_their_file():
-    runs = [make_run(BASE, 1, 10.0), make_run("peak", 1, 20.0, batch_files=3)]
-    assert msgspec.json.decode(msgspec.json.encode(runs), type=list[Run]) == runs
-
-
 def test_an_unknown_arm_is_refused_and_the_second_nothing_comes_with_the_first():
     with pytest.raises(MissingError, match=r"no such arm: peek; there are nothing, .*peak"):
         choose_arms("nothing,peek", "/")
@@ -183,9 +145,3 @@ def test_use_throttling_and_quotas_of_v2(tmp_path):
     groups.set_quota("server", 0.5)
     found = [(tmp_path / "cgroup/top/server" / name).read_text() for name in ("cpu.max", "cpu.max.burst")]
     assert found == ["25000", "0"]  # the kernel keeps the period
-
-
-def test_every_bound_is_on_an_arm_that_exists_and_plain_batch_has_no_agent():
-    assert {bound.arm for bound in BOUNDS} < set(ARMS)
-    assert (next(iter(ARMS)), list(ARMS)[-1]) == (BASE, AGAIN)
-    assert (ARMS[PLAIN].monitor, ARMS[PLAIN].batch) == (None, Batch())
