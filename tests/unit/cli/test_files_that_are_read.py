@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 
 from cpumond.cli import run
 
-COMMANDS: dict[str, tuple[list[str], str]] = {
-    "replay": (["--cpu-limit", "10"], "a trace"),
-    "simulate": (["--cpu-limit", "8"], "a trace"),
-    "fair-share": ([], "a JSON file"),
-    "fair-share simulate": ([], "a scenario"),
+COMMANDS: dict[str, tuple[list[str], str, str]] = {
+    "replay": (["--cpu-limit", "10"], "a trace", "# ж\ntime_s,usage_cores\n0,0\n1,1\n"),
+    "simulate": (["--cpu-limit", "8", "--json"], "a trace", "# ж\n0,1\n9,2\n"),
+    "fair-share": ([], "a JSON file", '{"id": "ж", "now": 1, "total_resources": {}}'),
+    "fair-share simulate": (["--until", "1"], "a scenario", "# ж\ntotal_resources = { cpu = 1 }\npools = []\n"),
 }
-"""Words -> its other words, and the kind of file whose path it wants."""
+"""Words -> its other words, the kind of file whose path it wants, and one."""
 EACH = pytest.mark.parametrize("command", COMMANDS)
 
 
@@ -53,6 +54,21 @@ def test_missing_rights_are_77(
         assert run_on(command, str(path)) == 77
     sentence = f"{path}: cannot be read: Permission denied; run as root or fix its rights"
     assert capsys.readouterr() == ("", f"cpumond: {sentence}\n")
+
+
+@EACH
+def test_a_dash_is_standard_input_be_it_a_file_or_not(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As UTF-8, whatever the locale says."""
+    text, file = COMMANDS[command][2], tmp_path / "file"
+    file.write_text(text, encoding="utf-8")
+    assert run_on(command, str(file)) == 0
+    told = capsys.readouterr()
+    for standard_input in (io.TextIOWrapper(io.BytesIO(text.encode()), encoding="ascii"), io.StringIO(text)):
+        monkeypatch.setattr("sys.stdin", standard_input)
+        assert run_on(command, "-") == 0
+        assert capsys.readouterr() == told
 
 
 @EACH

@@ -60,6 +60,16 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
         (["--nonsense"], r"cpumond: No such option.* See 'cpumond --help'\.\n"),
         (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
         (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* Removed; .* why POOL.*\n"),
+        (["fair-share", "x", "--format", "table"], r"cpumond: .* 'table' was removed; JSON has the numbers, .*\n"),
+        (
+            ["fair-share", "simulate", "x", "--csv", "y"],
+            r"cpumond: No such option\W+--csv.* Removed; the rows are JSON.*\n",
+        ),
+        (
+            ["report", "--html", "x"],
+            r"cpumond: No such option\W+--html.* Removed; the scheduler's web page has the .*\n",
+        ),
+        (["report", "-o", "html"], r"cpumond: .* 'html' was removed; the scheduler's web page has the graphs, .*\n"),
         (["statsu"], r"cpumond: No such command 'statsu'\. Did you mean 'status'\? See 'cpumond --help'\.\n"),
         (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
         (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),

@@ -55,6 +55,19 @@ ROWS = {
         (78, ["x.csv", "--set", "limit_rule=peek"], "--set: limit_rule: "),
         (78, ["x.csv", "--set", "vote_window_size=2"], "--set: vote_decision_threshold = 3 can never be exceeded"),
     ],
+    "fair-share": [
+        (64, [], "Missing argument 'FILE'"),
+        (64, ["x", "more"], "Got unexpected extra argument (more)"),
+        (64, ["x", "--format", "csv"], "Invalid value for '--format': "),
+        (64, ["x", "--explain"], "Option '--explain' requires an argument"),
+        (64, ["x", "--nonsense"], "No such option"),
+    ],
+    "fair-share simulate": [
+        (64, [], "Missing argument 'FILE'"),
+        (64, ["x", "more"], "Got unexpected extra argument (more)"),
+        *((64, ["x", option, value], f"Invalid value for '{option}': ") for option, value in
+          (("--step", "0"), ("--step", "1us"), ("--until", "-1"), ("--until", "1y"), ("--every", "x"))),
+    ],
     "estimate": [
         (64, ["--since", "1h"], "--since is only with --prometheus; leave it out"),
         (64, ["--token-file", "x"], "--token-file is only with --prometheus"),

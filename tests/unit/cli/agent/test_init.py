@@ -19,8 +19,6 @@ from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.engine.model import EngineView
 from cpumond.testing import make_v2_host, v2_cgroup
 
-ID = "3f9ab1c2d4e5" + "0" * 52
-
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:

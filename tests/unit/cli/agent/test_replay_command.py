@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -54,18 +53,6 @@ def test_set_changes_options_of_the_monitor(trace, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("3.0,0.1,10.0,")
     assert lines[2].startswith("4.0,0.1,0.1,")
-
-
-def test_a_dash_reads_standard_input(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode()), encoding="ascii"))
-    assert run(["replay", "-", "--cpu-limit", "10"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 12
-
-
-def test_a_standard_input_that_is_no_file_is_read_too(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("time_s,total_cpu_s\n0,5\n2,8\n"))
-    assert run(["replay", "-", "--cpu-limit", "10", "--set", "smoothing_seed=first_value"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "2.0,1.5,1.5,,hold,10.0"
 
 
 def test_rule_peak_has_two_columns_more(trace, capsys):

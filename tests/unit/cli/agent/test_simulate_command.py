@@ -107,12 +107,6 @@ def test_a_program_falls_behind_where_other_work_piles_up(demand, capsys):
     assert behind["delay_s"] > piled["delay_s"] > 0
 
 
-def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(DEMAND.encode()), encoding="ascii"))
-    assert run(["simulate", "-", "--cpu-limit", "8", "--duration", "30s"]) == 0
-    assert capsys.readouterr().out.startswith("standard input: 30s, 8 cores requested, 0.5 wanted on average and")
-
-
 # recorded traces
 
 
@@ -138,8 +132,6 @@ def test_json_keeps_the_second_demand_apart_and_says_the_doubt_on_standard_error
 
 
 # what is wrong
-
-EITHER = "simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help"
 
 
 def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):

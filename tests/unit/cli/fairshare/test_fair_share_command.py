@@ -128,14 +128,6 @@ def test_without_an_id_it_is_null_and_errors_have_code_and_message(write, capsys
     assert {error["code"] for error in answer["errors"]} == {29000}
 
 
-def test_lines_go_through_one_updater_in_their_order(write, capsys):
-    demands = [3.0, 4.0, 4.0, 3.0]
-    assert run(["fair-share", write(*(small(demand, id=str(n)) for n, demand in enumerate(demands)))]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [answer["id"] for answer in answers] == ["0", "1", "2", "3"]
-    assert [answer["elements"]["o"]["fair_share"]["total"][1] for answer in answers] == [0.3, 0.4, 0.4, 0.3]
-
-
 def test_time_is_a_line_per_update_on_standard_error(write, capsys):
     assert run(["fair-share", write(small(1, id="a"), small(1)), "--time"]) == 0
     out, err = capsys.readouterr()
@@ -194,27 +186,7 @@ def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["FILE", "more"], ["FILE", "--format", "csv"], ["FILE", "--explain"], ["FILE", "--nonsense"]]
-)
-def test_a_wrong_command_line_is_64(write, capsys, arguments):
-    path = write(small(1))
-    assert run(["fair-share", *(path if word == "FILE" else word for word in arguments)]) == 64
-    assert capsys.readouterr().err.startswith("cpumond: ")
-
-
-def test_a_table_that_is_gone_says_what_to_use_instead(write, capsys):
-    assert run(["fair-share", write(TREE), "--format", "table"]) == 64
-    sentence = "'table' was removed; JSON has the numbers, --explain ELEMENT the reasons in words."
-    assert sentence in capsys.readouterr().err
-
-
 # ---- simulate
-
-
-def test_simulate_as_the_first_word_is_a_command_of_its_own(capsys):
-    assert run(["fair-share", "simulate", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("Usage: cpumond fair-share simulate ")
 
 
 @pytest.mark.parametrize("arguments", [["./simulate"], ["--format", "json", "simulate"]])

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,23 +223,7 @@ def test_a_terminal_does_not_get_the_rows_when_there_is_a_page(tree, tmp_path, m
 
 
 def test_toml_and_json_are_the_same_scenario():
-    tree = {
-        "total_resources": {"cpu": 100},
-        "pools": [
-            {
-                "name": "p",
-                "parent": "<root>",
-                "integral": {
-                    "type": "burst",
-                    "resource_flow": {"cpu": 10},
-                    "burst_guarantee_resources": {"cpu": 50},
-                },
-            }
-        ],
-        "operations": [{"name": "reports", "parent": "p"}],
-        "script": [{"operation": "reports", "at": 2, "action": "start", "demand": {"cpu": 30}}],
-    }
-    assert parse(f"\n {json.dumps(tree)}") == parse(TREE + START)
+    assert parse(f"\n {json.dumps(tomllib.loads(TREE + START))}") == parse(TREE + START)
 
 
 def test_an_event_with_all_its_keys():
@@ -254,25 +239,9 @@ def test_a_duration_without_a_unit_is_in_seconds(at, at_s):
     assert parse(TREE + START.replace('"2s"', at)).script[0].at_s == at_s
 
 
-def test_a_script_may_be_left_out():
-    assert parse(TREE).script == ()
-
-
 def test_a_tree_as_of_an_update_is_read_too():
     text = 'now = 5e9\nprevious_update_time = 4e9\nid = "x"\n'
     assert parse(text + TREE + START) == parse(TREE + START)
-
-
-def test_a_dash_reads_standard_input(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + TREE.encode()), encoding="ascii"))
-    assert simulate("-", "--until", "1") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_a_standard_input_that_is_no_file_is_read_too(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO(TREE))
-    assert simulate("-", "--until", "1", "--html", str(tmp_path / "page.html")) == 0
-    assert "<h1>standard input</h1>" in (tmp_path / "page.html").read_text()
 
 
 def test_guarantees_beyond_the_cluster_are_a_warning(tmp_path, capsys):
@@ -361,21 +330,6 @@ def test_a_wrong_event_is_one_sentence(old, new, message):
     with pytest.raises(ConfigError) as error:
         parse(TREE + START.replace(old, new, 1))
     assert str(error.value).startswith(f"tree.toml: {message}")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--step", "0"], ["--step", "1us"], ["--until", "-1"], ["--until", "1y"], ["--every", "x"], ["TREE", "more"]],
-)
-def test_a_wrong_command_line_is_64(tree, capsys, arguments):
-    words = [tree if word == "TREE" else word for word in arguments]
-    assert simulate(*words, *([tree] if arguments and "TREE" not in arguments else [])) == 64
-    assert capsys.readouterr().err.startswith("cpumond: ")
-
-
-def test_rows_as_csv_are_gone(tree, capsys):
-    assert simulate(tree, "--csv", "rows.csv") == 64
-    assert capsys.readouterr().err.endswith("Removed; the rows are JSON lines on standard output.\n")
 
 
 # the shipped examples

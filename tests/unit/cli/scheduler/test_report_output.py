@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.cli import run
 from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, render_text
 from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
@@ -280,21 +279,6 @@ def test_the_format_is_told_or_taken_from_the_name(given, expected):
 def test_options_that_disagree_are_refused(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
         choose_output(*given)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("--html", "x"),
-            "Removed; the scheduler's web page has the graphs, --format csv or json the numbers.",
-        ),
-        (("-o", "html"), "'html' was removed; the scheduler's web page has the graphs, csv and json have the numbers."),
-    ],
-)
-def test_the_page_that_is_gone_says_what_to_use_instead(capsys, words, sentence):
-    assert run(["report", *words]) == 64
-    assert sentence in capsys.readouterr().err
 
 
 # ---- savings
