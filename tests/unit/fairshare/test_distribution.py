@@ -34,10 +34,6 @@ def cpu(result: UpdateResult, *names: str) -> Any:
     return pytest.approx([result.elements[name].fair_share.total[1] for name in names], abs=1e-9)
 
 
-def promised_cpu(result: UpdateResult, *names: str) -> Any:
-    return pytest.approx([result.elements[name].promised_guarantee_fair_share.total[1] for name in names], abs=1e-9)
-
-
 BOTH = pytest.mark.parametrize("improved", [False, True])
 
 
@@ -49,21 +45,6 @@ def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
     served = [0.049 - n / 1000 for n in range(12)]
     assert cpu(result, *(f"o{39 - n}" for n in range(12))) == [*served[:11], 0.5 - sum(served[:11])]
     assert cpu(result, *(f"o{39 - n}" for n in range(12, 40))) == [0.0] * 28
-
-
-@BOTH
-def test_promised_shares_are_read_from_the_same_functions_as_the_others(improved):
-    """13: the pool takes far less within its guarantee than in the distribution before."""
-    operations = [op(f"o{n}", "a", 0.05 + n / 100, weight=1.0 + n, gang=n % 2 == 1) for n in range(8)]
-    guarantee = (None, 12.5, None, None, None)
-    pool = Pool("a", strong_guarantee_resources=guarantee, compute_promised_guarantee_fair_share=True)
-    result = run(pool, *operations, step_function_for_gang_operations=True, improved=improved)
-    names = [operation.name for operation in operations]
-    # at fit factor x the even ones have x * weight, together 16 x; the first gang jumps at 0.12 / 8, beyond 0.125 / 16
-    assert promised_cpu(result, "a") == [0.125]
-    assert promised_cpu(result, *names[1::2]) == [0.0] * 4
-    assert promised_cpu(result, *names[0::2]) == [weight * 0.125 / 16 for weight in (1, 3, 5, 7)]
-    assert cpu(result, "a", *names) == [0.68, *(0.05 + n / 100 for n in range(8))]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cpumond.fairshare import (
     Vector,
 )
 from cpumond.fairshare import fair_share_update as update
-from cpumond.fairshare.resources import ONE, ZERO
+from cpumond.fairshare.resources import ZERO
 from cpumond.fairshare.result import NO_SHARE
 
 TOTAL: Vector = (100.0, 100.0, 8.0, 1000.0, 0.0)
@@ -80,23 +80,6 @@ def test_what_exceeds_the_guarantee_by_less_than_eps_fits():
 PROMISE = {"compute_promised_guarantee_fair_share": True}
 PRIORITY = {"priority_strong_guarantee_adjustment": True}
 DONOR = {"priority_strong_guarantee_adjustment_donorship": True}
-
-
-def test_errors_come_in_the_order_of_the_specification():
-    """15: 29001, 29002, 29000 flow, 29000 burst; and they stop nothing."""
-    integral = IntegralGuarantees("burst", cpu(60.0), cpu(60.0), accumulated_volume=ONE)
-    result = run(
-        Pool("a", strong_guarantee_resources=(None, 60.0, None, None, None), **PROMISE),
-        Pool("b", "a", **PROMISE, **PRIORITY),
-        Pool("c", integral_guarantees=integral),
-        Operation("x", "b", demand=cpu(80.0)),
-    )
-    assert codes(result) == [29001, 29002, 29000, 29000]
-    _, priority, flows, bursts = (error.message for error in result.errors)
-    assert "'b'" in priority
-    assert "resource flows exceed" in flows
-    assert "burst guarantees exceed" in bursts
-    assert got(result, "x", ROOT) == [0.8, 0.8]
 
 
 # ---- strong guarantees (4, 6)

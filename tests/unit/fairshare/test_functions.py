@@ -18,7 +18,7 @@ from cpumond.fairshare.functions import (
 )
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function, stop_within
-from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, subtract, sum_in_order, sum_vectors
+from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, sum_in_order, sum_vectors
 
 CLOSE = 1e-12
 
@@ -96,19 +96,6 @@ def test_resources_that_need_the_same_suggestion_at_one_point():
             assert function.value(at) == near(add(usage, scale(growth, part)))
 
 
-@pytest.mark.parametrize(("limit", "gets"), [(0.5, True), (math.nextafter(0.5, 0.0), False)])
-def test_a_gang_that_just_fits_its_limits_gets_all(limit, gets):
-    """9.4: jumps are met exactly or not at all."""
-    function = gang(vec(cpu=0.5, memory=0.1), limits=vec(cpu=limit, memory=1.0))
-    assert function.value(1.0) == (vec(cpu=0.5, memory=0.1) if gets else ZERO)
-
-
-def test_a_gang_that_demands_the_whole_cluster_gets_nothing():
-    """21: its jump sits at suggestion 1 and is trimmed."""
-    assert gang(vec(cpu=1.0, memory=0.2)).value(1.0) == ZERO
-    assert gang(vec(cpu=math.nextafter(1.0, 0.0))).value(1.0) == vec(cpu=math.nextafter(1.0, 0.0))
-
-
 # ---- pools
 
 
@@ -119,21 +106,6 @@ def path_value(path: Path, x: float) -> Vector:
     else:
         scaled = [min(1.0, x * factor) for factor in path.factors]
     return sum_vectors([f.value(s) for f, s in zip(path.functions, scaled, strict=True)])
-
-
-def test_a_child_that_weighs_next_to_nothing_does_not_set_the_pace():
-    """9.2: wmin is the least weight above 1e-9, so a lighter child hardly moves and normal ones are at 1 in the end."""
-    path = weighted([op(vec(cpu=0.3)), op(vec(cpu=0.4)), op(vec(cpu=0.3))], [1e-9, 1.0, 1e-12])
-    assert path.values[-1] == near(vec(cpu=0.4 + 1e-9 + 1e-12), 1e-16)
-    assert pool(path).value(1.0) == near(vec(cpu=0.4 + 1e-9 + 1e-12), 1e-16)
-
-
-def test_the_function_of_a_light_child_ends_before_its_jump():
-    """9.2: at fit factor 1 the light child's suggestion is 1e-9, which is below what its gang needs."""
-    path = weighted([gang(vec(cpu=0.3)), op(vec(cpu=0.4))], [1e-9, 1.0])
-    assert pool(path).value(1.0) == vec(cpu=0.4)
-    path = weighted([gang(vec(cpu=5e-10)), op(vec(cpu=0.4))], [1e-9, 1.0])
-    assert pool(path).value(1.0) == near(vec(cpu=0.4 + 5e-10), 1e-16)
 
 
 # ---- guarantees, limits and jumps, met exactly
@@ -178,21 +150,6 @@ def test_what_needs_next_to_all_of_the_cluster_is_not_yet_all(cpu):
     assert pool(fifo(op(vec(cpu=1.0))), guarantee=vec(cpu=1.0 - cpu)).value(1.0) == vec(cpu=1.0)
 
 
-@pytest.mark.parametrize(("cpu", "memory"), [(1.0, 0.0), (math.nextafter(1.0, 0.0), 0.5), (1.0 - 5e-13, 0.5)])
-def test_a_gang_that_jumps_just_when_the_cluster_is_full_is_too_late(cpu, memory):
-    """9.4: at suggestion 1 the least fit factor that reaches 1 counts, which is below the jump."""
-    path = weighted([op(vec(cpu=cpu)), gang(vec(memory=cpu / 2.0))], [2.0, 1.0])
-    assert pool(path).value(1.0) == near(vec(cpu=cpu, memory=memory))
-
-
-def test_an_incomplete_path_that_just_reaches_all_of_the_cluster():
-    """9.4: that there is nothing more for suggestion 1 is known only when the path goes on, here for memory."""
-    functions = [op(vec(cpu=0.5)), op(vec(cpu=0.5)), op(vec(memory=0.25)), op(vec(memory=0.75))]
-    assert pool(weighted(functions)).value(1.0) == vec(cpu=1.0, memory=0.75)
-    part = pool_function(weighted_path(functions, [1.0] * 4, 0.5, False), ZERO, ONE)
-    assert part is None or part.horizon < 1.0
-
-
 def test_two_resources_that_fill_to_the_same_level():
     """9.4: the second needs no more suggestion than the first but for rounding, near to nothing beyond guarantees."""
     rng = random.Random(941)
@@ -209,17 +166,6 @@ def test_two_resources_that_fill_to_the_same_level():
 
 
 # ---- sums near a bound are decided exactly
-
-
-def test_tenths_that_are_a_whole_exactly_in_the_order_of_the_children_fit():
-    """8, 9.2: A is the sum of the children's values; if that meets the limit, so does the path."""
-    for demands in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.7, 0.1, 0.1], [0.05] * 7):
-        path = weighted([op(vec(cpu=d)) for d in demands])
-        exact = vec(cpu=sum_in_order(demands))
-        step, x, value = stop_within(path, exact)
-        assert (step, x) == (len(path.slopes), 1.0)
-        assert value == exact
-        assert stop_within(path, vec(cpu=math.nextafter(exact[1], 0.0)))[1] < 1.0
 
 
 def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
@@ -244,13 +190,6 @@ def test_behind_a_jump_that_ends_just_below_the_limit_the_rest_is_used():
     assert x == pytest.approx(0.25 + room, abs=1e-16)
     assert value == near(vec(cpu=0.5 + room, memory=0.25 + room), 1e-15)
     assert step == 2
-
-
-def test_a_jump_that_ends_exactly_at_the_limit_counts_only_if_the_path_gets_beyond_it():
-    """9.4, 12: at the place of a jump the function still has the lower end."""
-    children = [gang(vec(cpu=0.25)), op(vec(cpu=0.5, memory=0.5))]
-    step, x, value = stop_within(weighted(children), vec(cpu=0.5, memory=1.0))
-    assert (step, x, value) == (1, 0.25, vec(cpu=0.25, memory=0.25))
 
 
 def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():
@@ -297,60 +236,6 @@ def test_a_steep_rise_is_summed_exactly():
             assert path.values[n] == near(path_value(path, path.xs[n]), 1e-15)
 
 
-def test_on_a_steep_rise_other_children_go_on():
-    """9.2: vertices of others within the ramp, here in its middle, have a part of its rise."""
-    middle = 0.3 + WIDTH / 2
-    path = weighted([steep(op(vec(cpu=0.1))), op(vec(cpu=middle))])
-    n = path.xs.index(middle)
-    assert path.values[n] == near(vec(cpu=0.3 + WIDTH / 2 + middle, memory=0.25), 1e-3)
-    assert path.values[n + 1] == near(vec(cpu=0.3 + WIDTH + middle, memory=0.5), 1e-15)
-
-
-def test_a_jump_within_a_steep_rise_and_one_at_its_end():
-    """9.2: a gang's jump in the middle, and the pool's own one behind the ramp, for memory that is guaranteed."""
-    middle = 0.3 + WIDTH / 2
-    function = steep(op(vec(memory=0.25)))
-    path = weighted([function, gang(vec(cpu=middle))])
-    assert path.values[-1] == near(vec(cpu=0.3 + WIDTH + middle, memory=0.75), 1e-15)
-    jumps = [n for n, slope in enumerate(path.slopes) if slope is None]
-    heights = [subtract(path.values[n + 1], path.values[n]) for n in jumps]
-    assert [height for height in heights if any(height)] == [near(vec(cpu=middle)), near(vec(memory=0.25))]
-
-
-def test_two_steep_rises_at_one_place():
-    """9.2: both are exact at their ends."""
-    path = weighted([steep(guarantee=0.5), op(vec(cpu=0.4)), steep(guarantee=0.5)])
-    assert path.values[-1] == near(vec(cpu=1.0 + 2 * WIDTH, memory=1.0), 1e-15)
-
-
-def test_a_steep_rise_up_to_the_end_of_what_is_known():
-    """9.2: the function of a pool that was not made further ends with its ramp."""
-    known = steep(complete=False)
-    assert known.horizon == 0.3 + WIDTH
-    path = weighted_path([known, op(vec(cpu=0.9))], [1.0, 1.0], known.horizon, False)
-    assert path.xs[-1] == known.horizon
-    assert path.values[-1] == near(vec(cpu=0.6 + 2 * WIDTH, memory=0.5), 1e-15)
-
-
-def test_a_steep_rise_up_to_suggestion_one():
-    """9.2: the last op takes the last of the cpu, and half of the memory with it."""
-    last = vec(cpu=1.0 - (1.0 - WIDTH), memory=0.5)
-    function = pool(fifo(op(vec(cpu=1.0 - WIDTH)), op(last)), guarantee=vec(memory=0.5))
-    path = weighted([function, op(vec(memory=0.25))])
-    assert path.values[-1] == near(vec(cpu=1.0, memory=0.75), 1e-15)
-
-
-def test_a_steep_operation_beyond_the_reach_of_a_path():
-    """9.1, 9.2: from its usage to its demand an operation may rise steeply; a path to less does not see it."""
-    rising = op(vec(cpu=0.5 + WIDTH, memory=0.4), usage=vec(cpu=0.5))
-    functions = [rising, op(vec(cpu=0.25))]
-    path = weighted_path(functions, [1.0, 1.0], 0.3, False)
-    assert path.values[-1] == vec(cpu=0.5)
-    whole = weighted(functions)
-    assert whole.values[: len(path.values)] == path.values
-    assert whole.values[-1] == near(vec(cpu=0.75 + WIDTH, memory=0.4), 1e-15)
-
-
 # ---- prefixes
 
 
@@ -370,13 +255,3 @@ def test_a_rise_shorter_than_rounding_counts_as_a_jump():
     unfinished = weighted_path([cut, other], [factor, 1.0], start / factor, improved=False)
     assert None not in unfinished.slopes
     assert unfinished.values[-1] == path.values[: len(unfinished.values)][-1]
-
-
-def test_an_incomplete_path_that_reaches_the_limits_tells_all():
-    """9.4: beyond the limits the function does not change, so its horizon is 1."""
-    functions = [op(vec(cpu=0.8)), op(vec(cpu=0.6))]
-    path = weighted_path(functions, [1.0, 1.0], 0.7, False)
-    function = pool_function(path, ZERO, vec(cpu=0.5))
-    assert function is not None
-    assert function.horizon == 1.0
-    assert function.value(1.0) == near(vec(cpu=0.5))

@@ -110,33 +110,6 @@ def test_times_are_whole_microseconds(seconds, microseconds):
     assert element.accumulated_volume[3] == pytest.approx(100.0 + 100.0 * microseconds / 1e6, rel=1e-15)
 
 
-FULL = vec(CAPACITY[1], CAPACITY[3])
-
-
-def test_below_an_integral_pool_no_volume_flows():
-    """5.2: a pool with type != none is a leaf here."""
-    result = run(
-        integral("burst", "outer", flow=20.0),
-        plain("between", "outer"),
-        integral("burst", "inner", "between", volume=FULL),
-        seconds=1.0,
-    )
-    assert result.elements["inner"].volume_overflow == vec(10.0, 100.0)
-    assert result.elements["between"].children_volume_overflow == ZERO
-    assert result.elements["outer"].volume_overflow == ZERO
-
-
-def test_a_child_of_next_to_no_flow_is_not_hungry():
-    """5.3: total_flow_ratio > eps; its capacity is of some bytes all the same."""
-    total = (0.0, 100.0, 0.0, 1e15, 0.0)
-    tiny = IntegralGuarantees("burst", (0.0, 0.0, 0.0, 1e5, 0.0))
-    full = integral("burst", "full", volume=vec(CAPACITY[1], 1e14 * PERIOD))
-    root = Pool(ROOT, "", integral_guarantees=IntegralGuarantees(should_distribute_free_volume_among_children=True))
-    element = run(full, Pool("tiny", integral_guarantees=tiny), seconds=1.0, total=total, root=root).elements["tiny"]
-    assert element.acceptable_volume[3] == pytest.approx(1e5 * PERIOD, rel=1e-4)
-    assert element.accepted_free_volume == ZERO
-
-
 # ---- burst pools (10)
 
 AMPLE = vec(100.0 * PERIOD, 1000.0 * PERIOD)
@@ -185,16 +158,6 @@ def test_what_exceeds_the_limits_by_rounding_is_replaced_in_all_resources():
     )
 
 
-def test_the_root_has_no_integral_guarantee():
-    """1: its type is none; flow and burst of the root count as 0."""
-    root = replace(integral("burst", ROOT, "", flow=50.0, burst=50.0, volume=vec(5.0)))
-    result = run(Pool("a"), integral("burst", "b"), root=root, seconds=1.0)
-    element = result.elements[ROOT]
-    assert (element.burst_ratio, element.resource_flow_ratio) == (0.0, 0.0)
-    assert element.total_resource_flow_ratio == 0.1
-    assert element.accumulated_volume == vec(5.0)
-
-
 # ---- pools inside each other (11.1)
 
 
@@ -211,24 +174,6 @@ def test_a_burst_pool_inside_another_is_read_from_its_old_function():
     assert result.elements["inner"].proposed_integral_share == ZERO
 
 
-def volume_for(ratio: float) -> Vector:
-    """What lasts one smooth period for this part of the cluster."""
-    return vec(100.0 * 60.0 * ratio, 1000.0 * 60.0 * ratio)
-
-
-def inner_below_outer(inner: float, sibling: float, *, gang: bool = False, **options: Any) -> UpdateResult:
-    """A relaxed pool below a burst pool, with a pool between them that also has an operation."""
-    return run(
-        integral("burst", "outer", burst=10.0, volume=AMPLE),
-        plain("between", "outer"),
-        integral("relaxed", "inner", "between", flow=20.0, volume=volume_for(0.2)),
-        wants("inner", inner),
-        wants("between", sibling, gang=gang),
-        step_function_for_gang_operations=True,
-        **options,
-    )
-
-
 @pytest.mark.parametrize(
     ("inner", "sibling", "gang", "totals"),
     [(100.0, 100.0, False, (1.0, 0.95, 0.05)), (95.0, 30.0, True, (1.0, 0.95, 0.0))],
@@ -240,31 +185,17 @@ def test_a_relaxed_pool_inside_a_burst_pool(inner, sibling, gang, totals):
     "between" has it proposed too; but B(s) of "between" is as before. Its children have 1 to share: 0.9 is free for
     "inner" now, and the rest is shared evenly, or left over before the jump of a gang (12.1).
     """
-    result = inner_below_outer(inner, sibling, gang=gang)
+    result = run(
+        integral("burst", "outer", burst=10.0, volume=AMPLE),
+        plain("between", "outer"),
+        # What lasts one smooth period for 0.2 of the cluster.
+        integral("relaxed", "inner", "between", flow=20.0, volume=vec(100.0 * 60.0 * 0.2, 1000.0 * 60.0 * 0.2)),
+        wants("inner", inner),
+        wants("between", sibling, gang=gang),
+        step_function_for_gang_operations=True,
+    )
     assert [result.elements[name].last_share_ratio for name in ("outer", "inner")] == near(0.1, 0.9)
     proposed = [result.elements[name].proposed_integral_share[1] for name in ("outer", "between", "inner", ROOT)]
     assert proposed == near(1.0, 0.9, 0.9, 1.0)
     shares = [result.elements[name].fair_share.total[1] for name in ("between", "of inner", "of between")]
     assert shares == pytest.approx(totals, abs=2e-9)
-
-
-@pytest.mark.parametrize("improved", [False, True])
-def test_pools_inside_each_other_get_their_demand_where_it_fits(improved):
-    """11.1: whatever the function between was made of."""
-    result = inner_below_outer(60.0, 30.0, improved_fair_share_by_fit_factor=improved)
-    assert [result.elements[name].last_share_ratio for name in ("outer", "inner")] == near(0.1, 0.6)
-    shares = [result.elements[name].fair_share.total[1] for name in (ROOT, "between", "of inner", "of between")]
-    assert shares == near(0.9, 0.9, 0.6, 0.3)
-
-
-def test_a_pool_with_nothing_inside_nested_integral_pools():
-    """9.2, 11.1: A is 0; its siblings are served as ever."""
-    result = run(
-        integral("burst", "outer", burst=50.0, volume=AMPLE),
-        integral("relaxed", "inner", "outer", volume=volume_for(0.5)),
-        plain("idle", "outer"),
-        wants("outer"),
-    )
-    assert [result.elements[name].last_share_ratio for name in ("outer", "inner")] == near(0.5, 0.0)
-    fair = result.elements["outer"].fair_share
-    assert (fair.strong_guarantee[1], fair.integral_guarantee[1], fair.weight_proportional[1]) == near(0.0, 0.5, 0.5)
