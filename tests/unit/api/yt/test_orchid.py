@@ -9,9 +9,9 @@ from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.views import view_operation_details
 from cpumond.api.yt.formats import write_json
 from cpumond.api.yt.jobs import NO_DATA, job_info
-from cpumond.api.yt.lazy import Lazy, materialise
+from cpumond.api.yt.lazy import materialise
 from cpumond.api.yt.orchid import operation_info, scheduler_orchid
-from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
+from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION
 from cpumond.api.yt.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.model import Rules
@@ -65,6 +65,11 @@ class Cluster(World):
     def of_pool(self, pool, name):
         return materialise(self.orchid["pool_trees"]["default"]["pools"][pool])[name]
 
+    def pool(self, pool, names):
+        """Some attributes of a pool, with their values."""
+        found = materialise(self.orchid["pool_trees"]["default"]["pools"][pool])
+        return {name: found[name] for name in names}
+
     def of_operation(self, operation, name):
         return materialise(self.orchid["pool_trees"]["default"]["operations"][operation])[name]
 
@@ -101,34 +106,30 @@ def busy():
 
 
 NOTHING = {"user_slots": 0, "cpu": 0.0, "gpu": 0, "memory": 0, "network": 0}
-OF_STARVATION = {
-    "scheduling_status": "normal",
-    "starving": False,
-    "starvation_status": "non_starving",
-    "lowest_starving_ancestor": "",
-    "lowest_aggressively_starving_ancestor": "",
+OPTIONS_OF_STARVATION = {
     "fair_share_starvation_tolerance": 0.8,
     "fair_share_starvation_timeout": 30_000,
     "fair_share_preemption_timeout": 30_000,
     "min_share_preemption_timeout": 30_000,
     "fair_share_aggressive_starvation_timeout": 0,
+    "aggressive_preemption_allowed": True,
+    "non_preemptible_resource_usage_threshold": {},
+    "min_run_time": 0,
+}
+OF_STARVATION = {
+    **OPTIONS_OF_STARVATION,
+    **{f"effective_{name}": value for name, value in OPTIONS_OF_STARVATION.items()},
+    "scheduling_status": "normal",
+    "starving": False,
+    "starvation_status": "non_starving",
+    "lowest_starving_ancestor": "",
+    "lowest_aggressively_starving_ancestor": "",
     "adjusted_fair_share_starvation_tolerance": 0.8,
     "adjusted_fair_share_preemption_timeout": 30_000,
     "adjusted_min_share_preemption_timeout": 30_000,
-    "effective_fair_share_starvation_tolerance": 0.8,
-    "effective_fair_share_starvation_timeout": 30_000,
-    "effective_fair_share_preemption_timeout": 30_000,
-    "effective_min_share_preemption_timeout": 30_000,
-    "effective_fair_share_aggressive_starvation_timeout": 0,
     "aggressive_starvation_enabled": False,
     "effective_aggressive_starvation_enabled": False,
-    "aggressive_preemption_allowed": True,
-    "effective_aggressive_preemption_allowed": True,
-    "non_preemptible_resource_usage_threshold": {},
-    "effective_non_preemptible_resource_usage_threshold": {},
-    "min_run_time": 0,
     "scheduling_tag_filter": "",
-    "effective_min_run_time": 0,
     "lost_core_seconds": 0.0,
 }
 
@@ -347,13 +348,12 @@ def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there(
     cluster.create_pool("p", weight=2, integral_guarantees=burst(100, 500))
     operation = cluster.begin("p")
     assert cluster.result is None
-    assert cluster.of_pool("p", "fair_share_ratio") == 0.0
-    assert cluster.of_pool("p", "demand_ratio") == 0.0
+    expected = {
+        "fair_share_ratio": 0.0, "demand_ratio": 0.0, "accumulated_resource_ratio_volume": 0.0, "weight": 2.0,
+        "integral_pool_capacity": 8640.0, "specified_burst_ratio": 0.5,
+    }  # fmt: skip
+    assert cluster.pool("p", expected) == expected
     assert cluster.of_pool("p", "detailed_dominant_fair_share")["total"] == 0.0
-    assert cluster.of_pool("p", "accumulated_resource_ratio_volume") == 0.0
-    assert cluster.of_pool("p", "weight") == 2.0
-    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
-    assert cluster.of_pool("p", "specified_burst_ratio") == 0.5
     assert cluster.of_operation(operation, "fair_share_ratio") == 0.0
 
 
@@ -391,22 +391,20 @@ def test_a_value_set_after_the_update_is_shown_at_once():
     cluster = Cluster(1000.0)
     cluster.create_pool("p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}})
     cluster.pass_time()
-    cluster.set("p", "integral_guarantees/resource_flow", {"cpu": 100.0})
-    cluster.set("p", "weight", 7.0)
-    cluster.set("p", "resource_limits", {"cpu": 250.0})
-    cluster.set("p", "max_share_ratio", 0.1)
-    cluster.set("p", "fair_share_starvation_tolerance", 0.5)
-    cluster.set("p", "fair_share_preemption_timeout", 45_000)
-    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
-    assert cluster.of_pool("p", "specified_resource_flow") == {"cpu": 100.0}
-    assert cluster.of_pool("p", "weight") == 7.0
-    assert cluster.of_pool("p", "max_share_ratio") == 0.1
+    changes = {
+        "integral_guarantees/resource_flow": {"cpu": 100.0}, "weight": 7.0, "resource_limits": {"cpu": 250.0},
+        "max_share_ratio": 0.1, "fair_share_starvation_tolerance": 0.5, "fair_share_preemption_timeout": 45_000,
+    }  # fmt: skip
+    for path, value in changes.items():
+        cluster.set("p", path, value)
+    expected = {
+        "integral_pool_capacity": 8640.0, "specified_resource_flow": {"cpu": 100.0}, "weight": 7.0,
+        "max_share_ratio": 0.1, "specified_resource_limits": {"cpu": 250.0},
+        "limits_share": vector(user_slots=0.1, cpu=0.1), "effective_fair_share_starvation_tolerance": 0.5,
+        "fair_share_preemption_timeout": 45_000, "effective_fair_share_starvation_timeout": 45_000,
+    }  # fmt: skip
+    assert cluster.pool("p", expected) == expected
     assert cluster.of_pool("p", "resource_limits")["cpu"] == 100.0
-    assert cluster.of_pool("p", "specified_resource_limits") == {"cpu": 250.0}
-    assert cluster.of_pool("p", "limits_share") == vector(user_slots=0.1, cpu=0.1)
-    assert cluster.of_pool("p", "effective_fair_share_starvation_tolerance") == 0.5
-    assert cluster.of_pool("p", "fair_share_preemption_timeout") == 45_000
-    assert cluster.of_pool("p", "effective_fair_share_starvation_timeout") == 45_000
 
 
 # --- integral guarantees (semantics.md 5.3) ----------------------------------------------------------------------
@@ -449,13 +447,10 @@ def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
     cluster = Cluster(10.0)
     cluster.create_pool("parent", integral_guarantees={**burst(8, 8), "guarantee_type": "none"})
     cluster.create_pool("child", "parent", integral_guarantees=burst(3, 5))
-    assert cluster.of_pool("parent", "total_resource_flow_ratio") == 0.3
-    assert cluster.of_pool("parent", "total_burst_ratio") == 0.5
-    assert cluster.of_pool("child", "total_resource_flow_ratio") == 0.3
-    assert cluster.of_pool("child", "total_burst_ratio") == 0.5
-    assert cluster.of_pool("<Root>", "total_burst_ratio") == 0.5
-    assert cluster.of_pool("parent", "specified_burst_ratio") == 0.0
-    assert cluster.of_pool("parent", "specified_burst_guarantee_resources") == {"cpu": 8.0}
+    totals = {"total_resource_flow_ratio": 0.3, "total_burst_ratio": 0.5}
+    assert [cluster.pool(pool, totals) for pool in ("parent", "child", "<Root>")] == [totals] * 3
+    specified = {"specified_burst_ratio": 0.0, "specified_burst_guarantee_resources": {"cpu": 8.0}}
+    assert cluster.pool("parent", specified) == specified
 
 
 CAPACITY = {"integral_pool_capacity", "integral_pool_capacity_resources"}
@@ -505,12 +500,10 @@ def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
     cluster.create_pool("f", mode="fifo", fifo_sort_parameters=["start_time"])
     first, second = cluster.begin("f", 10), cluster.begin("f", 10)
     cluster.pass_time()
-    assert cluster.of_pool("f", "mode") == "fifo"
-    assert cluster.of_pool("f", "fifo_sort_parameters") == ["start_time"]
-    assert cluster.of_operation(first, "fifo_index") == 0
-    assert cluster.of_operation(second, "fifo_index") == 1
-    assert cluster.of_operation(second, "slot_index") == 1
-    assert cluster.of_operation(second, "fair_share_ratio") == 0.0
+    expected = {"mode": "fifo", "fifo_sort_parameters": ["start_time"]}
+    assert cluster.pool("f", expected) == expected
+    assert [cluster.of_operation(each, "fifo_index") for each in (first, second)] == [0, 1]
+    assert (cluster.of_operation(second, "slot_index"), cluster.of_operation(second, "fair_share_ratio")) == (1, 0.0)
 
 
 def test_an_ephemeral_pool_is_one_of_the_pools_and_of_its_user():
@@ -559,24 +552,22 @@ def test_a_starving_pool_says_so_and_since_when():
     cluster.heartbeat()
     poor = cluster.begin("a", 4)
     cluster.pass_time()
-    assert cluster.of_pool("a", "scheduling_status") == "below_min_share"
-    assert cluster.of_pool("a", "starving") is False
-    assert cluster.of_pool("a", "below_fair_share_since") == "1970-01-12T13:46:42.000000Z"
+    since = "1970-01-12T13:46:42.000000Z"
+    early = {"scheduling_status": "below_min_share", "starving": False, "below_fair_share_since": since}
+    assert cluster.pool("a", early) == early
     cluster.pass_time(11.0)
-    assert cluster.of_pool("a", "starving") is True
-    assert cluster.of_pool("a", "starvation_status") == "starving"
-    assert cluster.of_pool("a", "starving_since") == "1970-01-12T13:46:42.000000Z"
-    assert cluster.of_pool("a", "lowest_starving_ancestor") == "a"
+    late = {"starving": True, "starvation_status": "starving", "starving_since": since, "lowest_starving_ancestor": "a"}
+    assert cluster.pool("a", late) == late
     assert cluster.of_operation(poor, "lowest_starving_ancestor") == poor
     assert cluster.of_operation(poor, "lowest_aggressively_starving_ancestor") == ""
     assert cluster.of_pool("b", "starving") is False
     assert cluster.of_operation(greedy, "lowest_starving_ancestor") == ""
     cluster.heartbeat()
-    records = materialise(cluster.orchid["preemptions"])
-    assert [record["operation_id"] for record in records] == [greedy]
-    assert records[0]["preemptor_operation_id"] == poor
-    assert records[0]["pool"] == "b"
-    assert records[0]["at"] == "1970-01-12T13:46:53.000000Z"
+    told = {
+        "operation_id": greedy, "preemptor_operation_id": poor, "pool": "b", "at": "1970-01-12T13:46:53.000000Z",
+    }  # fmt: skip
+    [record] = materialise(cluster.orchid["preemptions"])
+    assert {name: record[name] for name in told} == told
 
 
 def test_thresholds_name_what_they_limit_only():
@@ -599,13 +590,13 @@ def test_an_operation_that_was_passed_over_says_why(busy):
 def test_a_tree_shows_its_resources_and_nodes(busy):
     busy.node("other", 5.0, user_slots=100, address="other:1")
     tree = busy.orchid["pool_trees"]["default"]
-    assert tree["resource_usage"] == {**NOTHING, "user_slots": 7, "cpu": 7.0}
-    assert tree["resource_limits"] == {**NOTHING, "user_slots": 200, "cpu": 15.0}
-    assert tree["node_count"] == 2
-    assert tree["node_addresses"] == ["host:1", "other:1"]
-    assert tree["pool_count"] == 2
-    assert tree["operation_count"] == 2
-    assert tree["running_operation_count"] == 2
+    expected = {
+        "resource_usage": {**NOTHING, "user_slots": 7, "cpu": 7.0},
+        "resource_limits": {**NOTHING, "user_slots": 200, "cpu": 15.0},
+        "node_count": 2, "node_addresses": ["host:1", "other:1"], "pool_count": 2, "operation_count": 2,
+        "running_operation_count": 2,
+    }  # fmt: skip
+    assert {name: tree[name] for name in expected} == expected
 
 
 def test_the_config_of_a_tree_has_all_options():
@@ -671,22 +662,11 @@ def test_what_operations_have_in_common_is_made_once_in_a_request(busy, monkeypa
     assert len(made) == len(busy.state.operations)
 
 
-def test_a_lazy_map_counts_what_it_has(busy):
-    attributes = busy.orchid["pool_trees"]["default"]["pools"]["b"]
-    assert isinstance(attributes, Lazy)
-    assert len(attributes) == len(list(attributes)) == len(OF_B)
-    assert OF_B.keys() < POOL_ATTRIBUTES
-    assert OF_GREEDY.keys() <= OPERATION_ATTRIBUTES
-
-
 def test_nodes_are_shown_by_address(busy):
     node = busy.orchid["nodes"]["host:1"]
-    assert node["state"] == "online"
-    assert node["tags"] == ["host:1"]
-    assert node["pool_tree"] == "default"
-    assert node["resource_usage"]["cpu"] == 7.0
-    assert node["resource_limits"]["cpu"] == 10.0
-    assert node["running_job_count"] == 7
+    expected = {"state": "online", "tags": ["host:1"], "pool_tree": "default", "running_job_count": 7}
+    assert {name: node[name] for name in expected} == expected
+    assert (node["resource_usage"]["cpu"], node["resource_limits"]["cpu"]) == (7.0, 10.0)
 
 
 # --- operations and jobs -----------------------------------------------------------------------------------------
@@ -757,36 +737,15 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     cluster.heartbeat()
     record = cluster.state.find_record(operation)
     assert job_info(cluster.state.jobs[failed], record, "host:1") == {
-        "id": failed,
-        "job_id": failed,
-        "allocation_id": failed,
-        "operation_id": operation,
-        "type": "vanilla",
-        "state": "running",
-        "address": "host:1",
-        "task_name": "t",
+        "id": failed, "job_id": failed, "allocation_id": failed, "operation_id": operation, "type": "vanilla",
+        "state": "running", "controller_state": "running", "address": "host:1", "task_name": "t", "pool": "p",
+        "pool_tree": "default", "cgroup": f"jobs/{failed}", "class": "ordinary", "cpu_monitor_mode": "reclaim",
+        "cpu_limit": 1.0, "current_cpu_limit": 1.0, "set_container_cpu_limit": True, "progress": 0.0,
         "start_time": "1970-01-12T13:46:41.000000Z",
-        "pool": "p",
-        "pool_tree": "default",
-        "cpu_limit": 1.0,
-        "current_cpu_limit": 1.0,
-        "cpu_monitor_mode": "reclaim",
-        "class": "ordinary",
-        "controller_state": "running",
         "events": [{"time": "1970-01-12T13:46:41.000000Z", "state": "running"}],
-        "job_cookie": 0,
-        "job_index": 0,
-        "task_job_index": 0,
-        "progress": 0.0,
-        "set_container_cpu_limit": True,
-        "is_stale": False,
-        "has_spec": False,
-        "has_competitors": False,
-        "core_infos": [],
-        "exec_attributes": {},
-        "brief_statistics": NO_DATA,
-        "cgroup": f"jobs/{failed}",
-    }
+        "job_cookie": 0, "job_index": 0, "task_job_index": 0, "is_stale": False, "has_spec": False,
+        "has_competitors": False, "core_infos": [], "exec_attributes": {}, "brief_statistics": NO_DATA,
+    }  # fmt: skip
     cluster.heartbeat(finished=[(failed, "failed")])
     info = materialise(operation_info(cluster.rights, cluster.state.find_record(operation), look_once({})))
     assert info["state"] == "failed"
