@@ -249,31 +249,28 @@ def test_a_copy_of_the_scheduler_may_lower_its_priority(scheduler: dict[str, lis
     assert given_back == "setpriority"
 
 
-def test_the_schedulers_directory_is_that_of_the_configuration(scheduler: dict[str, list[str]]) -> None:
-    assert f"/var/lib/{scheduler['StateDirectory'][0]}" == SchedulerConfig().state_dir
-
-
-def test_the_schedulers_watchdog_leaves_room_for_late_updates(scheduler: dict[str, list[str]]) -> None:
-    assert 10 * SchedulerConfig().fair_share_update_period_s <= seconds(scheduler["WatchdogSec"][0])
-
-
 def test_commands_exist(service: dict[str, list[str]], scheduler: dict[str, list[str]]) -> None:
     for line in service["ExecStart"] + service["ExecStopPost"] + service["ExecReload"][:1] + scheduler["ExecStart"]:
         assert line.split()[1] in COMMANDS
 
 
-def test_directories_are_those_of_the_configuration(service: dict[str, list[str]]) -> None:
-    """State and runtime directory have one name here and in the defaults of the configuration."""
+def test_directories_are_those_of_the_configuration(
+    service: dict[str, list[str]], scheduler: dict[str, list[str]]
+) -> None:
     config = AgentConfig()
     assert f"/var/lib/{service['StateDirectory'][0]}" == config.state_dir
     assert f"/run/{service['RuntimeDirectory'][0]}" == config.runtime_dir
     assert config.runtime_dir in service["BindPaths"]
+    assert f"/var/lib/{scheduler['StateDirectory'][0]}" == SchedulerConfig().state_dir
 
 
-def test_watchdog_leaves_room_for_late_ticks(service: dict[str, list[str]]) -> None:
+def test_watchdogs_leave_room_for_late_ticks_and_updates(
+    service: dict[str, list[str]], scheduler: dict[str, list[str]]
+) -> None:
     """WATCHDOG=1 comes once per tick: three default periods fit, and a dead agent is found within 10 s."""
     check_period_s = AgentConfig().node_settings().check_period_s
     assert 3 * check_period_s <= seconds(service["WatchdogSec"][0]) <= 10.0
+    assert 10 * SchedulerConfig().fair_share_update_period_s <= seconds(scheduler["WatchdogSec"][0])
 
 
 @pytest.mark.parametrize("path", [SERVICE, SCHEDULER], ids=lambda path: path.name)

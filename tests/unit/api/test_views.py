@@ -306,13 +306,6 @@ def codes(living: Living) -> dict[str, str]:
     return {alert.code: alert.message for alert in overview.find_alerts(living.state, living.now).alerts}
 
 
-def test_a_healthy_scheduler_has_no_alerts(living):
-    living.node("n1", cpu=4.0)
-    living.begin("a")
-    living.update()
-    assert codes(living) == {}
-
-
 def test_alerts_about_the_configuration(living):
     living.node("n1", cpu=4.0)
     living.do(commands.ChangeTree(TREE, (Edit(("default_parent_pool",), "gone"),)))

@@ -49,19 +49,6 @@ def test_the_pages_are_fresh(program: ModuleType, tmp_path: Path) -> None:
     assert make_pages(program, tmp_path / "man") == read(PACKAGING / "man"), "run: python packaging/man_pages.py"
 
 
-def test_a_page_that_changes_gets_a_new_date_and_the_others_keep_theirs(program: ModuleType, tmp_path: Path) -> None:
-    shutil.copytree(PACKAGING / "man", tmp_path / "man")
-    for path in (tmp_path / "man").iterdir():
-        path.write_text(re.sub(r'^(\.TH .*)"\d{4}-\d\d-\d\d"', r'\1"2001-02-03"', path.read_text(), flags=re.MULTILINE))
-    changed = tmp_path / "man" / "cpumond-pool.1"
-    changed.write_text(changed.read_text().replace("Remove a pool", "Keep a pool"))
-    (tmp_path / "man" / "cpumond-gone.1").write_text("of a command that is no more")
-    pages = make_pages(program, tmp_path / "man")
-    assert {name for name, text in pages.items() if '"2001-02-03"' not in text} == {"cpumond-pool.1"}
-    assert "Remove a pool" in pages["cpumond-pool.1"]
-    assert "cpumond-gone.1" not in pages
-
-
 def test_a_wrong_call_says_how_to_call_it() -> None:
     done = run(sys.executable, str(PACKAGING / "man_pages.py"), "--help")
     assert done.returncode != 0

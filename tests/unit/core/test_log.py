@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -29,15 +30,6 @@ def stream() -> io.StringIO:
     return io.StringIO()
 
 
-@pytest.fixture
-def terminal() -> Iterator[io.TextIOWrapper]:
-    """A text stream on a real terminal."""
-    ours, theirs = os.openpty()
-    with open(theirs, "w") as stream:
-        yield stream
-    os.close(ours)
-
-
 def read_records(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
@@ -50,38 +42,22 @@ def fail() -> None:
 # ---- which format
 
 
-def journal_id(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_dev}:{status.st_ino}"
-
-
 @pytest.mark.parametrize("wanted", ["json", "console", "journald"])
 def test_a_format_that_is_asked_for_is_taken(wanted: str, stream: io.StringIO):
     assert choose_format(wanted, {}, stream) == wanted
 
 
-def test_auto_is_json_where_nobody_reads_along(tmp_path: Path, stream: io.StringIO):
-    assert choose_format("auto", {}, stream) == "json"
-    with open(tmp_path / "log", "w") as file:
-        assert choose_format("auto", {}, file) == "json"
-
-
-def test_auto_is_console_on_a_terminal(terminal: io.TextIOWrapper):
-    assert choose_format("auto", {}, terminal) == "console"
-
-
-def test_auto_is_journald_where_stderr_is_the_journals_stream(tmp_path: Path):
-    with open(tmp_path / "stream", "w") as file:
-        assert choose_format("auto", {"JOURNAL_STREAM": journal_id(tmp_path / "stream")}, file) == "journald"
-
-
-def test_a_journal_stream_that_is_not_ours_does_not_count(tmp_path: Path, stream: io.StringIO):
-    """Inherited from a service whose child was sent elsewhere: ``systemd-run sh -c 'cpumond agent 2> file'``."""
-    (tmp_path / "stream").touch()
-    environment = {"JOURNAL_STREAM": journal_id(tmp_path / "stream")}
-    with open(tmp_path / "log", "w") as file:
-        assert choose_format("auto", environment, file) == "json"
-    assert choose_format("auto", environment, stream) == "json", "no descriptor behind it"
+def test_auto_is_what_can_be_read_where_it_goes(tmp_path: Path, stream: io.StringIO):
+    """JOURNAL_STREAM is inherited by children whose stderr is elsewhere: it counts for the journal's own stream."""
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal, open(tmp_path / "log", "w") as file, open(tmp_path / "own", "w") as own:
+        status = os.fstat(own.fileno())
+        journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert choose_format("auto", {}, terminal) == "console"
+        assert choose_format("auto", journal, own) == "journald"
+        assert [choose_format("auto", given, file) for given in ({}, journal)] == ["json"] * 2
+    assert [choose_format("auto", given, stream) for given in ({}, journal)] == ["json"] * 2, "no descriptor behind it"
+    os.close(ours)
 
 
 # ---- what a record holds
@@ -89,35 +65,20 @@ def test_a_journal_stream_that_is_not_ours_does_not_count(tmp_path: Path, stream
 
 def test_a_json_record_has_event_level_time_and_fields(stream: io.StringIO):
     configure_logging("info", "json", stream)
-    structlog.get_logger("x").info("limit_changed", job_id="j", old_cores=4.0, new_cores=0.1 + 0.2, operation_id=None)
+    fields = {"job_id": "j", "old_cores": 4.0, "new_cores": 0.1 + 0.2}
+    structlog.get_logger("x").info("limit_changed", operation_id=None, **fields)
     (record,) = read_records(stream)
     assert datetime.fromisoformat(str(record.pop("timestamp"))).tzinfo is not None
-    assert record == {
-        "event": "limit_changed",
-        "level": "info",
-        "job_id": "j",
-        "old_cores": 4.0,
-        "new_cores": 0.1 + 0.2,
-    }
+    assert record == {"event": "limit_changed", "level": "info", **fields}
 
 
-@pytest.mark.parametrize(
-    ("level", "events"),
-    [
-        ("debug", ["a", "b", "c", "d"]),
-        ("info", ["b", "c", "d"]),
-        ("warning", ["c", "d"]),
-        ("error", ["d"]),
-    ],
-)
-def test_the_level_filters(level: str, events: list[str], stream: io.StringIO):
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_the_level_filters(level: str, stream: io.StringIO):
+    levels = ["debug", "info", "warning", "error"]
     configure_logging(level, "json", stream)
-    log = structlog.get_logger("x")
-    log.debug("a")
-    log.info("b")
-    log.warning("c")
-    log.error("d")
-    assert [record["event"] for record in read_records(stream)] == events
+    for each in levels:
+        getattr(structlog.get_logger("x"), each)(each)
+    assert [record["event"] for record in read_records(stream)] == levels[levels.index(level) :]
 
 
 def test_a_reload_changes_the_level_of_loggers_in_use(stream: io.StringIO):
@@ -167,17 +128,7 @@ def test_no_text_of_others_moves_the_cursor_or_begins_a_line(stream: io.StringIO
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        "two\nlines",
-        'a "quote"',
-        "задача",
-        "raw\udcff",
-        float("inf"),
-        float("nan"),
-        b"\xff",
-        ValueError("x"),
-        {1: "\udcff"},
-    ],
+    ["two\nlines", 'a "quote"', "задача", "raw\udcff", math.inf, math.nan, b"\xff", ValueError("x"), {1: "\udcff"}],
 )
 @pytest.mark.parametrize("wanted", ["json", "console", "journald"])
 def test_any_value_can_be_logged(odd: object, wanted: str, tmp_path: Path):
@@ -191,23 +142,14 @@ def test_any_value_can_be_logged(odd: object, wanted: str, tmp_path: Path):
         assert json.loads(line)["event"] == "event"
 
 
-def test_each_record_is_one_write_of_one_line():
+def test_each_record_is_one_write_of_one_line(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch):
     """Two threads log; lines do not mix."""
-
-    class Writes(io.StringIO):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pieces: list[str] = []
-
-        def write(self, text: str) -> int:
-            self.pieces.append(text)
-            return len(text)
-
-    stream = Writes()
+    pieces: list[str] = []
+    monkeypatch.setattr(stream, "write", pieces.append)
     configure_logging("info", "json", stream)
     structlog.get_logger("x").info("a")
     structlog.get_logger("x").info("b")
-    assert [(piece.count("\n"), piece[-1]) for piece in stream.pieces] == [(1, "\n")] * 2
+    assert [(piece.count("\n"), piece[-1]) for piece in pieces] == [(1, "\n")] * 2
 
 
 def test_a_full_disk_does_not_break_the_agent():

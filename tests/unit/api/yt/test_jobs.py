@@ -102,7 +102,11 @@ async def test_orders(yt):
     await end(yt, ids[2])
     await end(yt, ids[0], "failed", exit_code=3)
     assert (await list_ids(yt, operation, sort_field="finish_time"))[:3] == [ids[2], ids[0], ids[1]]
+    assert await list_ids(yt, operation, job_state="failed") == ids[:1]
+    assert [each["id"] for each in (await yt("list_operations", with_failed_jobs=True))["operations"]] == [operation]
     ids = await list_ids(yt, operation)  # and the one that replaces the failed one
+    assert await list_ids(yt, operation, limit=2, offset=1) == ids[1:3]
+    assert await list_ids(yt, operation, task_name="x") == []
     assert await list_ids(yt, operation, sort_field="id", sort_order="descending") == sorted(ids)[::-1]
     by_state = await yt("list_jobs", operation_id=operation, sort_field="state")
     assert [job["state"] for job in by_state["jobs"]][:3] == ["completed", "failed", "running"]

@@ -14,7 +14,7 @@ import click
 import httpx2
 import msgspec
 import pytest
-from explained import JOB, PEAK, RESTORE, SHRINK, make_explain
+from explained import JOB, PEAK, SHRINK, make_explain
 
 from cpumond.agent.config import parse_layer
 from cpumond.cli import options, run
@@ -60,14 +60,6 @@ def words(line: str) -> str:
 
 
 # status
-
-
-def test_a_name_longer_than_any_id_is_cut_in_its_middle_on_a_terminal():
-    name = f"shop/{'web-' * 30}1/application"
-    text = tables.draw_status(make_status({"job_id": name}), 100, False)
-    assert any(re.match(r"shop/web-[web-]*…[web-]*-1/application {2}", line) for line in text.split("\n"))
-    assert all(len(line) <= 100 for line in text.split("\n"))
-    assert name in tables.draw_status(make_status({"job_id": name}), None, False)
 
 
 def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
@@ -125,23 +117,6 @@ def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
     new = tables.draw_status(make_status({**peak, "peak": {**PEAK, "peak_cores": None}}), None, False).split("\n")
     assert words(new[2]).endswith("1.75 - 40 s 0% applied")
     assert "peak" in tables.draw_top(make_status(peak), "job", 100, False, 24)
-
-
-def test_a_rule_s_columns_are_the_first_to_go_on_a_narrow_terminal():
-    peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK}
-    text = tables.draw_status(make_status(peak), 60, False)
-    assert all(len(line) <= 60 for line in text.split("\n"))
-    assert "half-life" in text.split("left out at this width: ")[1]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
-def test_status_fits_a_terminal_and_shortens_no_id(width):
-    jobs = [{"job_id": LONG_ID}, {"job_id": "busy", "operation_id": "sort"}, {"job_id": "c", "mode": "shadow"}]
-    text = tables.draw_status(make_status(*jobs), width, False)
-    assert all(len(line) <= width for line in text.split("\n") if line != LONG_ID), text
-    assert LONG_ID in text
-    assert "busy" in text
-    assert "limit" in text
 
 
 def test_status_without_jobs_says_how_to_get_some():
@@ -235,10 +210,6 @@ def test_top_keeps_notices_from_taking_the_screen():
     assert "steady-low" in text
 
 
-def test_top_of_no_jobs():
-    assert tables.draw_top(make_status(), "job", 80, False, 24).split("\n")[-1] == "no jobs"
-
-
 def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
     content = msgspec.json.encode({"new_key": 1, "jobs": [{**JOB, "job_id": name} for name in ("b", "a")]})
     answer = sort_answer(content, "job")
@@ -321,12 +292,6 @@ def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
         explain.draw_explain(of_0_1, 10, None, False)
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_explain_fits_a_terminal(width):
-    text = explain.draw_explain(make_explain(decisions=[SHRINK, RESTORE]), 10, width, False)
-    assert all(len(line) <= width for line in text.split("\n"))
-
-
 # the other commands
 
 
@@ -385,12 +350,6 @@ def test_a_bare_duration_on_the_command_line_is_seconds(text, seconds):
 def test_a_duration_that_makes_no_sense_is_refused(text):
     with pytest.raises(click.BadParameter):
         options.DurationType(0.1).convert(text, None, None)
-
-
-def test_a_long_title_is_cut():
-    assert tables.format_title("x" * 60) == "x" * 60
-    assert tables.format_title("x" * 61) == "x" * 59 + "…"
-    assert tables.format_title("a\u202eb") == "a\\u202eb"
 
 
 # client

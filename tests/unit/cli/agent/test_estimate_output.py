@@ -24,11 +24,9 @@ from cpumond.cli.agent.estimate_findings import (
     render_config,
     render_json,
     render_text,
-    sort_rows,
 )
 from cpumond.cli.agent.estimate_prometheus import (
     Prometheus,
-    Samples,
     _choose,
     _Result,
     interpolate,
@@ -81,10 +79,6 @@ def test_the_whole_in_sentences() -> None:
     assert len(describe(make_findings(UNKNOWN))) == 3
 
 
-def test_those_first_that_give_most() -> None:
-    assert sort_rows([UNKNOWN, FREE, JOB, WEB]) == [WEB, JOB, FREE, UNKNOWN]
-
-
 def test_the_table_is_cut_and_says_so() -> None:
     text = render_text(make_findings(WEB, JOB, FREE, UNKNOWN, notes=["one"], named_notes=["two"]), 2, None, False)
     assert "and 2 workloads more; --top or --json shows all" in text
@@ -92,18 +86,6 @@ def test_the_table_is_cut_and_says_so() -> None:
     assert "job 7" in text
     assert "other" not in text.partition("workload ")[2].partition("total")[0]
     assert "unknown" in render_text(make_findings(UNKNOWN), 20, None, False)
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 140, None])
-def test_a_narrow_terminal_has_fewer_columns_and_says_so(width: int | None) -> None:
-    """Numbers are never folded, and all of a short name is in one line."""
-    rows = [make_row(f"docker/{ID}", "docker", ID[:12], 0.5, 1234.5), FREE]
-    text = render_text(make_findings(*rows), 20, width, False)
-    line = next(line for line in text.splitlines() if line.startswith(ID[:12]))
-    assert "1234.5" in line
-    assert all(len(each) <= (width or 1000) for each in text.splitlines())
-    assert ("no room for: kind" in " ".join(text.split())) == (width is not None and width < 100)
-    assert ("docker" in line) == (width is None or width >= 100)
 
 
 def test_the_keys_of_the_json() -> None:
@@ -139,14 +121,6 @@ def test_the_page_shows_names_as_text() -> None:
     assert "<img src=x>\\u202e" in page.texts("th")
     assert "Note: <img src=x>\\u202e" in page.texts("p")
     assert HtmlPage(render_page(make_findings())).texts("h1") == ["What cpumond would reclaim"]
-
-
-def test_the_graph_has_a_line_for_each_rule() -> None:
-    page = HtmlPage(render_page(make_findings(WEB)))
-    assert {each["label"]: each["values"][-1] for each in page.charts[0]["series"]} == {
-        "used": 1, "requested": 4, "limit by document": 3, "limit by peak": 2,
-    }  # fmt: skip
-    assert page.texts("p", "flat") == ["At most 4 cores requested and 1 used."]
 
 
 def test_without_names_there_are_none() -> None:
@@ -305,12 +279,6 @@ def test_a_period_of_zero_is_that_of_the_kernel() -> None:
     }
     (found,) = read_cadvisor(reader(**families), "", [])
     assert dict(found.ordered) == {0.0: 1.5}
-
-
-def test_samples_are_a_series_in_order() -> None:
-    samples = Samples([(1.0, 5.0), (2.0, 6.0), (2.0, 7.0), (1.5, 8.0), (4.0, 9.0)])
-    assert samples == {1.0: 5.0, 2.0: 6.0, 4.0: 9.0}
-    assert (samples.get(3.0), samples.get(5.0, 1.0), len(samples), min(samples)) == (None, 1.0, 3, 1.0)
 
 
 NOW: Final = 1_000_000.0

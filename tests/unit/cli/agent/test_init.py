@@ -115,12 +115,6 @@ def test_what_somebody_writes_while_the_question_is_open_stays(config, programs,
     assert sorted(each.name for each in path.parent.iterdir()) == ["engines.toml"]
 
 
-def test_a_wrong_configuration_is_said_before_anything_is_written(config, programs, capsys):
-    config.write_text("nonsense = 1\n")
-    assert run([*options(config), "--yes"]) == 78
-    assert "nonsense: unknown key" in capsys.readouterr().err
-
-
 def seen(kind: str, is_here: bool = True) -> EngineSeen:
     return EngineSeen(kind, False, {"": EngineView(kind, {}, 1.0 if is_here else None)})
 

@@ -44,30 +44,10 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, lis
 # what is printed
 
 
-def test_the_table_has_a_line_for_each_rule(demand, capsys):
-    assert run(["simulate", demand, "--cpu-limit", "8", "--compare", "peak,document"]) == 0
-    out, err = capsys.readouterr()
-    title, heading, *rows = out.splitlines()
-    assert err == ""
-    assert title == f"{demand}: 2m, 8 cores requested, 1.875 wanted on average and 6 at most"
-    assert heading.split("  ")[0] == "rule"
-    assert [row.split()[0] for row in rows] == ["peak", "document"]
-    assert len({len(row) for row in [heading, *rows]}) == 1
-
-
 def test_json_has_the_values_of_the_simulation(capsys):
     found = answer(capsys, "--shape", "batch", "--seed", "3", "--duration", "5m", "--program")
     result = simulate(make_work("batch", 8.0, 3, 300.0), 8.0, MonitorSettings(), is_program=True)
     assert found == {"results": [{key: getattr(result, key) for key in KEYS}]}
-
-
-def test_a_file_of_a_shapes_work_gives_the_same_as_the_shape(tmp_path, capsys):
-    path = tmp_path / "web.csv"
-    work = make_work("web", 8.0, 1, 120.0)
-    path.write_text("".join(f"{number / 10},{each * 10!r}\n" for number, each in enumerate(work)))
-    (by_file,) = answer(capsys, str(path), "--set", "limit_rule=peak")["results"]
-    (by_name,) = answer(capsys, "--shape", "web", "--duration", "120", "--set", "limit_rule=peak")["results"]
-    assert by_file == {key: value if key == "rule" else pytest.approx(value) for key, value in by_name.items()}
 
 
 def test_the_rule_and_its_options_come_from_set(demand, capsys):
@@ -94,10 +74,6 @@ def test_a_longer_wait_keeps_work_of_jobs_on_reclaimed_cpu(capsys):
     (short,) = answer(capsys, *options, "--reclaimed-job-wait", "0s", "--reclaimed-job-length", "5s")["results"]
     assert kept["lost_work_ratio"] == 0.0 < short["lost_work_ratio"] < ended["lost_work_ratio"]
     assert ended["kept_work_ratio"] < kept["kept_work_ratio"] <= 1.0
-
-
-def test_a_rule_named_twice_is_run_once(demand, capsys):
-    assert len(answer(capsys, demand, "--compare", "peak, peak")["results"]) == 1
 
 
 def test_a_program_falls_behind_where_other_work_piles_up(demand, capsys):

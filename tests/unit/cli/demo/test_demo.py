@@ -38,74 +38,6 @@ def test_the_guests_fit_beside_the_sleeping_simulation_and_not_beside_the_workin
     assert plan.capacity + plan.operations["render"].cpu_limit > plan.capacity
 
 
-class Clock:
-    """A sleeper asked ten times a second."""
-
-    def __init__(self, left_s: float = 1000.0) -> None:
-        self.sleeper = demo_jobs.Sleeper()
-        self.now_s = 0.0
-        self.end_s = left_s
-
-    def run_until_change(self, guest_runs: bool, limit_s: float = 100.0) -> float | None:
-        begun_s = self.now_s
-        while self.now_s < begun_s + limit_s:
-            self.now_s += 0.1
-            if self.sleeper.look(self.now_s, guest_runs, self.end_s - self.now_s):
-                return self.now_s - begun_s
-        return None
-
-
-def test_the_simulation_wakes_up_when_the_guest_has_run_for_a_while():
-    clock = Clock()
-    assert clock.run_until_change(guest_runs=False, limit_s=5.0) is None
-    assert clock.run_until_change(guest_runs=True) == pytest.approx(demo_jobs.GUEST_S, abs=0.3)
-    assert clock.sleeper.is_awake
-
-
-def test_the_simulation_sleeps_again_when_it_was_alone_for_a_while():
-    clock = Clock()
-    clock.run_until_change(guest_runs=True)
-    assert clock.run_until_change(guest_runs=True, limit_s=6.0) is None
-    assert clock.run_until_change(guest_runs=False) == pytest.approx(demo_jobs.ALONE_S, abs=0.3)
-    assert not clock.sleeper.is_awake
-
-
-def test_without_a_guest_the_simulation_wakes_up_and_sleeps_all_the_same():
-    clock = Clock()
-    assert clock.run_until_change(guest_runs=False) == pytest.approx(demo_jobs.MAX_ASLEEP_S, abs=0.3)
-    assert clock.run_until_change(guest_runs=True) == pytest.approx(demo_jobs.MAX_AWAKE_S, abs=0.3)
-
-
-def test_the_simulation_does_not_wake_up_for_the_last_moment():
-    assert Clock(left_s=demo_jobs.GUEST_S + 1.0).run_until_change(guest_runs=True) is None
-
-
-def run_program(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", demo_jobs.JOB_PROGRAM, *arguments])
-
-
-def test_a_job_ends_after_its_time():
-    with run_program(str(os.getpid()), "0.1", "0.3", "") as job:
-        assert job.wait(100) == 0
-
-
-def test_a_job_of_a_dead_owner_does_not_begin():
-    with subprocess.Popen(["true"]) as owner:
-        pass
-    with run_program(str(owner.pid), "0.1", "0", "") as job:
-        assert job.wait(100) == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_only_says_that_it_is_time_to_stop(number):
-    before = signal.getsignal(number)
-    with demo_host.stop_on_signals() as stopped:
-        assert not stopped.is_set()
-        os.kill(os.getpid(), number)
-        assert stopped.wait(60.0)
-    assert signal.getsignal(number) == before
-
-
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -209,11 +141,3 @@ def test_who_has_ended_is_taken_out_and_its_time_stays(kernel):
     with open(f"{place}/cgroup.procs") as file:
         assert file.read() == ""
     assert read_stat(place)["usage_usec"] == used
-
-
-def test_a_cgroup_without_processes_and_one_that_goes_away_are_no_trouble(kernel):
-    place = make_job(kernel)
-    kernel.advance(0.1)
-    assert read_stat(place)["usage_usec"] == 0
-    os.unlink(os.path.join(place, "cpu.max"))
-    kernel.advance(0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -179,14 +178,6 @@ def test_pressure_is_optional(error, unified, level, text):
     assert ("optional" in finding.advice) == (level == "warn")
 
 
-def test_reading_a_file_gives_its_error_as_a_value(tmp_path):
-    error = doctor_host.try_read(str(tmp_path / "missing"))
-    assert error is not None
-    assert error.errno == errno.ENOENT
-    (tmp_path / "there").write_text("x")
-    assert doctor_host.try_read(str(tmp_path / "there")) is None
-
-
 def test_managed_roots(tmp_path):
     (tmp_path / "jobs").mkdir()
     assert doctor_cgroups.check_roots([], str(tmp_path))[0].text == "empty: no cgroup will ever be written"
@@ -343,10 +334,6 @@ def test_systemd(booted, version, level, text):
     assert (finding.level, finding.text) == (level, text)
 
 
-def test_no_directory_of_the_tests_is_delegated(tmp_path):
-    assert not doctor_host.is_delegated(str(tmp_path))
-
-
 @pytest.mark.parametrize(("source", "level"), [("tsc", "ok"), ("kvm-clock", "ok"), ("hpet", "warn")])
 def test_clock_source(tmp_path, source, level):
     (tmp_path / "current_clocksource").write_text(f"{source}\n")
@@ -399,11 +386,6 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
     assert check(Originals("boot", {"gone": Original(1, SETTINGS)})).text == "the cgroups of /s are gone"
 
 
-def test_leftovers_count_where_no_hierarchy_tells(tmp_path):
-    finding = doctor_cgroups.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, True, None)
-    assert finding.level == "fail"
-
-
 @pytest.mark.parametrize("is_current", [True, False])
 def test_leftovers_are_of_this_boot_by_the_rule_of_restore(config, tmp_path, monkeypatch, is_current):
     """In a container with a boot id of its own the service is shown another one than the shell of ``doctor``: then the
@@ -444,12 +426,6 @@ def test_the_holder_of_the_lock_is_found_without_taking_it(tmp_path):
     assert seen.running
     assert (seen.pid, seen.config) == (os.getpid(), "/etc/some.toml")
     assert doctor_host.find_agent(config) == AgentSeen(False)
-
-
-def test_a_lock_whose_file_says_nothing(tmp_path):
-    with open(tmp_path / "agent.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert doctor_host.find_agent(AgentConfig(runtime_dir=str(tmp_path))) == AgentSeen(True, os.getpid())
 
 
 def test_the_text_of_the_kernel_about_locks():
@@ -506,12 +482,6 @@ def test_what_the_agent_answers():
         ("warn", "no cgroup matches"),
         ("fail", "its last check was 30 s ago, one is due every 1 s"),
     ]
-
-
-def test_an_agent_that_holds_the_lock_but_does_not_answer_fails(tmp_path):
-    (finding,) = doctor_checks.check_answer(AgentClient(str(tmp_path / "control.sock")))
-    assert finding.level == "fail"
-    assert "restart" in finding.advice
 
 
 # addresses
@@ -622,16 +592,6 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_good_host_is_0(config, capsys):
-    assert run(["doctor", "--config", str(config)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("ok    source 1") and "jobs/job-1 -> job 'job-1'" in line for line in lines)
-    assert any(line.startswith("ok    limit files") for line in lines)
-    # Whether it is "ok" is said by how busy this machine is.
-    assert any(" counter read " in line and " for jobs/job-1: " in line for line in lines)
-    assert re.fullmatch(r"\d+ findings: \d+ ok, \d+ warnings, 0 failed", lines[-1])
-
-
 def test_json_has_all_findings_and_the_exit_code(config, capsys):
     assert run(["doctor", "--config", str(config), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -643,13 +603,6 @@ def test_json_has_all_findings_and_the_exit_code(config, capsys):
         "state_dir", "runtime_dir", "leftovers", "pause file", "report", "metrics", "added jobs",
     }  # fmt: skip
     assert all(finding["advice"] for finding in answer["findings"] if finding["level"] != "ok")
-
-
-def test_a_failed_check_is_69(config, capsys):
-    with open(config, "a") as file:
-        file.write('[report]\nkind = "http"\nurl = "http://127.0.0.1:1/"\n')
-    assert run(["doctor", "--config", str(config)]) == 69
-    assert "fail  report" in capsys.readouterr().out
 
 
 def test_a_wrong_configuration_is_78_and_the_rest_is_looked_at_all_the_same(tmp_path, capsys):
@@ -729,17 +682,6 @@ def test_an_agent_that_holds_the_lock_only(config, tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"an agent runs, pid {os.getpid()}" in out
     assert "no agent answers on" in out
-
-
-def test_findings_are_wrapped_on_a_terminal_only():
-    findings = [Finding("a check", "warn", "word " * 40, "do " * 60), Finding("b", "ok", "x")]
-    assert all(len(line) <= 80 for line in unstyled(doctor.draw_findings(findings, 80)).split("\n"))
-    assert len(doctor.draw_findings(findings, None).split("\n")) == 4
-    assert unstyled(doctor.draw_findings(findings, None)).endswith("2 findings: 1 ok, 1 warnings, 0 failed")
-
-
-def unstyled(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def executor_config(tmp_path: Path, text: str) -> AgentConfig:

@@ -58,14 +58,6 @@ def test_without_an_integral_guarantee_there_is_a_sentence():
     assert page.texts("script") == ["[]", ""]
 
 
-def test_a_graph_says_in_words_what_it_shows_where_it_is_not_drawn():
-    page = HtmlPage(render([make_row(0.0, 70.0, demand=90.0, accumulated_volume=8.0), make_row(9.0, 20.0)]))
-    assert page.texts("p", "flat") == [
-        "Demand of at most 90 cores, allocated at most 70, at the end 20.",
-        "From 0 to 8 core·s, at the end 0, of a capacity of 8.64 M.",
-    ]
-
-
 # lines
 
 
@@ -82,15 +74,6 @@ def test_lines_are_thinned_and_spikes_stay():
     for label in ("demand", "allocated", "integral guarantee"):
         values = page.line(label)["values"]
         assert (times[values.index(500)], times[values.index(0)]) == (43_000, 60_000)
-
-
-def test_a_line_goes_on_to_the_end():
-    page = HtmlPage(render([make_row(0.0), make_row(1.0, 500.0), make_row(2.0, accumulated_volume=3.0)], until_s=4.0))
-    assert page.charts[0]["times"] == [0, 1, 2, 4]
-    assert page.line("allocated")["values"] == [0, 500, 0, 0]
-    assert page.line("allocated")["step"] == "after"
-    assert page.line("volume", 1)["values"] == [0, 0, 3, 3]
-    assert "step" not in page.line("volume", 1)
 
 
 def test_areas_are_the_parts_of_the_fair_share_one_on_the_other():
@@ -123,13 +106,6 @@ def test_levels_are_what_is_guaranteed_with_and_without_volume():
     ]  # fmt: skip
     relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0)
     assert levels_of(relaxed) == [("flow", 100), ("capacity", 8.64e6)]
-
-
-def test_demand_without_bounds_does_not_press_the_graph_flat():
-    page = HtmlPage(render([make_row(0.0, 500.0, demand=1e6)]))
-    assert page.line("demand (beyond the graph)")["values"] == [1e6, 1e6]
-    assert page.charts[0]["cut"] == pytest.approx(575)
-    assert "cut" not in HtmlPage(render([make_row(0.0, 500.0, demand=600.0)])).charts[0]
 
 
 # numbers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cpumond.cli.render.tables import draw_status
@@ -9,15 +11,14 @@ from cpumond.core.answers import Counters, LinkView, ReporterStats, StatusAnswer
 
 
 @pytest.mark.parametrize(
-    ("term", "shown"), [(None, "node of http://a:9757: in"), (7, "node of http://a:9757 (term 7): in")]
+    ("more", "shown"),
+    [
+        ({}, "node of http://a:9757: in tree default"),
+        ({"term": 7}, "node of http://a:9757 (term 7): in tree default"),
+        ({"level": "up-only"}, "in tree default, lets this host do up-only at most"),
+    ],
 )
-def test_the_scheduler_is_shown_with_its_term(term: int | None, shown: str):
-    link = LinkView("http://a:9757", True, "default", "", ReporterStats(), term)
+def test_the_scheduler_is_shown_with_its_term_and_what_it_lets_the_host_do(more: dict[str, Any], shown: str):
+    link = LinkView("http://a:9757", True, "default", "", ReporterStats(), **more)
     answer = StatusAnswer("node-1", "v2", 0.001, 1.0, False, Sums(0.0, 0.0, 0.0), Counters(), [], scheduler=link)
-    assert f"{shown} tree default" in draw_status(answer, None, colour=False)
-
-
-def test_what_the_scheduler_lets_the_host_do_is_shown():
-    link = LinkView("http://a:9757", True, "default", "", ReporterStats(), level="up-only")
-    answer = StatusAnswer("node-1", "v2", 0.001, 1.0, False, Sums(0.0, 0.0, 0.0), Counters(), [], scheduler=link)
-    assert "in tree default, lets this host do up-only at most" in draw_status(answer, None, colour=False)
+    assert shown in draw_status(answer, None, colour=False)

@@ -132,15 +132,6 @@ def test_no_name_moves_the_cursor_or_makes_a_line():
     assert "[bold]b[/bold]" in text
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_a_narrow_terminal_does_without_columns_and_says_so(report, width):
-    text = render_text(report, DAY_S, 20, width, False)
-    assert max(map(len, text.splitlines())) <= width
-    assert ("left out at this width: " in text) == (width < 200)
-    assert "    deep" in text
-    assert "op-1" in text
-
-
 # ---- CSV
 
 

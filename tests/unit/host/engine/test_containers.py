@@ -340,6 +340,8 @@ def test_an_id_that_is_none_is_never_asked_about(server):
     [
         ("/containers/json", b'[{"Id": 1}]', "/containers/json is invalid: Expected `str`"),
         ("/version", b" " * 200, "/version is invalid"),
+        ("/version", b"\xff", "/version is invalid"),
+        ("/version", b"[" * 100_000, "/version is invalid"),
         ("/version", None, "/version was answered with status 404"),
     ],
 )

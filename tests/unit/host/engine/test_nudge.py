@@ -31,14 +31,3 @@ def test_one_that_is_given_up_just_as_it_is_nudged_ends(turns):
         return is_over
 
     assert asyncio.run(run())
-
-
-def test_whether_a_look_was_asked_for():
-    async def run(is_asked: bool) -> bool:
-        nudged = asyncio.Event()
-        if is_asked:
-            nudged.set()
-        return await wait_nudged(nudged, 0.0)
-
-    assert asyncio.run(run(is_asked=True))
-    assert not asyncio.run(run(is_asked=False))
