@@ -390,6 +390,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ),
         ("room = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0", "room = 0.0"),
     ],
+    "test_functions.py": [
+        ("path.values[vertex] = (v[0], v[1], v[2], v[3], v[4])", "path.values[vertex] = (v[0], v[1], v[2], 0.0, 0.0)"),
+    ],
     "test_fair_share_update.py": [
         ("float(math.trunc(scaled))", "float(round(scaled))"),
         ("bound = add(node.strong, MARGIN)", "bound = node.strong"),

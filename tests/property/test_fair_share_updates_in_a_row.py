@@ -14,7 +14,6 @@ from test_fair_share_cases import RECORDS
 from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import FairShareUpdater, UpdateResult, fair_share_update
 
-
 OPTIONS = ("improved_fair_share_by_fit_factor", "share_gang_remainders", "step_function_for_gang_operations")
 
 
