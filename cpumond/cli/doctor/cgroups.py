@@ -82,6 +82,9 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     from cpumond.host.cgroup import open_cgroup
 
     cgroup = open_cgroup(hierarchies, path)
+    if cgroup is None and os.path.isdir(os.path.join(hierarchies.cpu_root, path)):
+        text = f"cgroup {path!r} is missing below {hierarchies.cpuacct_root}: its CPU use cannot be measured"
+        return Finding("counter read", "warn", text, "create it in the hierarchy of cpuacct, too")
     if cgroup is None:
         return Finding("counter read", "warn", f"cgroup {path!r} disappeared in the meantime", "run doctor again")
     with contextlib.closing(cgroup):

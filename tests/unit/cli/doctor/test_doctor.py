@@ -574,7 +574,11 @@ def test_one_read_is_measured(tmp_path):
     root = make_tree(tmp_path, {"job": v2_cgroup()})
     finding = doctor_cgroups.measure_read(hybrid(tmp_path), "job")
     assert re.match(r"[0-9.]+ us for job: 1000 jobs per second take [0-9.]+ % of a core", finding.text)
-    assert doctor_cgroups.measure_read(hybrid(tmp_path), "gone").level == "warn"
+    assert "disappeared" in doctor_cgroups.measure_read(hybrid(tmp_path), "gone").text
+    (tmp_path / "cpu/job").mkdir(parents=True)
+    (tmp_path / "cpuacct").mkdir()
+    apart = Hierarchies(1, str(tmp_path / "cpu"), str(tmp_path / "cpuacct"), None, None)
+    assert f"cgroup 'job' is missing below {tmp_path}/cpuacct" in doctor_cgroups.measure_read(apart, "job").text
     assert root
 
 
