@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -102,15 +103,11 @@ def test_ready_while_ticks_come_and_not_when_they_stop(node: FakeNode, public: C
     assert private("GET", "/v1/status").json()["last_tick_age_s"] == 5.0
     node.tick()
     assert public("GET", "/readyz").status_code == 200
-
-
-def test_a_short_period_gets_two_seconds(make_node: Callable[..., FakeNode]):
-    node = make_node({}, config=QUICK.replace("[monitor]", "[monitor]\ncheck_period = 50") + source()).start()
-    public = Caller(node.agent, make_public_app)
-    node.clock.advance(1.9)
-    assert public("GET", "/readyz").status_code == 200
-    node.clock.advance(0.1)
-    assert public("GET", "/readyz").status_code == 503
+    node.reload(QUICK.replace("[monitor]", "[monitor]\ncheck_period = 50") + source())
+    node.tick(seconds=0.05)
+    for code in (200, 503):  # a short period gets two seconds
+        node.clock.advance(1.9 if code == 200 else 0.1)
+        assert public("GET", "/readyz").status_code == code
 
 
 # ---- what is where
@@ -168,8 +165,7 @@ WRONG = [
     ("GET", "/v1/jobs/absent/explain", None, 404, 69, "no job "),
     ("PUT", "/v1/jobs/absent/pin", b'{"cpu_limit": 1}', 404, 69, "no job "),
     ("DELETE", "/v1/jobs/absent/pin", None, 404, 69, "no job "),
-    ("DELETE", "/v1/registered/absent", None, 404, 69, "no job "),
-    ("GET", "/v1/jobs/%F0%9F%98%80%20%22a%2Fb%22/explain", None, 404, 69, "no job "),
+    ("DELETE", "/v1/registered/absent%20%22a%2Fb%22", None, 404, 69, "no job "),
 ]
 
 
@@ -178,22 +174,15 @@ WRONG = [
     WRONG,
     ids=[f"{method} {path} {(body or b'')[:20]!r}" for method, path, body, *_ in WRONG],
 )
+@pytest.mark.usefixtures("ticking")
 def test_what_is_wrong_is_one_sentence_and_changes_nothing(
-    method: str,
-    path: str,
-    body: bytes | None,
-    status: int,
-    code: int,
-    beginning: str,
-    ticking: FakeNode,
-    private: Caller,
+    private: Caller, method: str, path: str, body: bytes | None, status: int, code: int, beginning: str
 ):
     answer = private(method, path, body)
     sentence = answer.json()["error"]
     assert (answer.status_code, answer.json()["exit_code"]) == (status, code)
     assert sentence.startswith(beginning)
-    assert sentence
-    assert "\n" not in sentence
+    assert re.fullmatch(".+", sentence)
     assert private("GET", "/v1/registered").json() == {"jobs": []}
 
 
@@ -206,14 +195,9 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
     ],
 )
 def test_a_failure_behind_a_request(
-    error: Exception,
-    status: int,
-    sentence: str,
-    node: FakeNode,
-    private: Caller,
-    monkeypatch: pytest.MonkeyPatch,
-    logs: list[dict[str, Any]],
-):
+    node: FakeNode, private: Caller, monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]],
+    error: Exception, status: int, sentence: str,
+):  # fmt: skip
     """The caller gets a sentence, the log the traceback of an unexpected error."""
     node.start()
 
@@ -254,31 +238,24 @@ def test_the_page_and_what_it_shows_are_read_only(path: str, ticking: FakeNode, 
         assert "access-control-allow-origin" not in answer.headers
 
 
-OWN_HOSTS = [
-    "localhost", "localhost:9759", "LocalHost:1", "127.0.0.1", "127.0.0.1:9759", "127.1.2.3", "[::1]", "[::1]:9759",
-]  # fmt: skip
+OWN_HOSTS = ["localhost:9759", "LocalHost:1", "127.0.0.1", "127.1.2.3", "[::1]", "[::1]:9759"]
 OTHER_HOSTS = [
     "evil.example", "evil.example:9759", "localhost.evil.example", "127.0.0.1.evil.example", "node-7", "10.0.0.1",
     "0.0.0.0", "[::]", "", "[", "::1", "127.0.0.1@evil.example",  # noqa: S104 - names in a header
 ]  # fmt: skip
 
 
-REFUSED = [*((host, "/api/v1/status") for host in OTHER_HOSTS), *(("evil.example", path) for path in PAGE_PATHS)]
-
-
 def test_the_page_is_read_by_loopback_names_alone(node: FakeNode, page: Caller):
     """DNS rebinding: a strange page whose name leads to the loopback address reads nothing."""
     node.start()
-    assert {host: page("GET", "/api/v1/status", host=host).status_code for host in OWN_HOSTS} == dict.fromkeys(
-        OWN_HOSTS, 200
-    )
-    for host, path in REFUSED:
+    assert {page("GET", "/api/v1/status", host=host).status_code for host in OWN_HOSTS} == {200}
+    sentence = "this page is only for this host: open it as localhost or 127.0.0.1, not under another name"
+    for host, path in [
+        *((host, "/api/v1/status") for host in OTHER_HOSTS),
+        *(("evil.example", each) for each in PAGE_PATHS),
+    ]:
         answer = page("GET", path, host=host)
-        assert answer.status_code == 403
-        assert answer.json() == {
-            "error": "this page is only for this host: open it as localhost or 127.0.0.1, not under another name",
-            "exit_code": 77,
-        }
+        assert (answer.status_code, answer.json()) == (403, {"error": sentence, "exit_code": 77})
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 

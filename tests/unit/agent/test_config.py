@@ -58,54 +58,6 @@ def test_without_a_file_everything_has_its_default():
     assert load("") == msgspec.structs.replace(config, path=FILE)
 
 
-def test_values_of_all_tables_arrive_in_their_units():
-    config = load(
-        """
-        node_id = "n1"
-        state_dir = "/s"
-        runtime-dir = "/r/"
-        managed_roots = ["/jobs//", "a/./b", "..a"]
-        [monitor]
-        check_period = "250ms"
-        startup_boost = 1500
-        [writes]
-        override-ttl = "5m"
-        drift_max = 7
-        [discovery]
-        rescan_period = 2500
-        [metrics]
-        listen = "[::1]:1"
-        job_series = "top"
-        [report]
-        kind = "http"
-        url = "https://host:1/x"
-        timeout = "1m30s"
-        [control]
-        group = "ops"
-        [log]
-        level = "debug"
-        [cost]
-        cpu_budget_ratio = 1
-        """
-    )
-    assert (config.node_id, config.state_dir, config.control_socket) == ("n1", "/s", "/r/control.sock")
-    assert config.managed_roots == ["jobs", "a/b", "..a"]
-    assert (config.node_settings().check_period_s, config.node_settings().startup_boost_s) == (0.25, 1.5)
-    assert (config.writes.override_ttl_s, config.writes.drift_max, config.discovery.rescan_period_s) == (300.0, 7, 2.5)
-    assert (config.metrics.listen, config.metrics.job_series, config.report.timeout_s) == ("[::1]:1", "top", 90.0)
-    assert (config.control.group, config.log.level, config.cost.cpu_budget_ratio) == ("ops", "debug", 1.0)
-    assert load('state_dir = "s"\n').state_dir == os.path.abspath("s")
-
-
-def test_hyphens_are_accepted_in_names_and_in_the_mode_value():
-    config = load(SOURCE + 'mode = "up_only"\n[source.job-cpu-monitor]\nvote-window-size = 9\n')
-    assert monitor("smoothing_seed = 'first-value'").smoothing_seed == "first_value"
-    assert monitor("votes-decision-threshold = 4").vote_decision_threshold == 4
-    assert config.source[0].mode == "up-only"
-    settings = config.resolve_settings(config.source[0], "", {})
-    assert (settings.mode, settings.vote_window_size) == ("up-only", 9)
-
-
 # refusals, key by key
 
 REFUSALS: dict[str, dict[str, str]] = {
@@ -249,10 +201,7 @@ BEYOND_LOOPBACK = [
     "[::ffff:10.0.0.1]:1", "[fe80::1%eth0]:1", "*:1",
 ]  # fmt: skip
 WRONG_SOURCES = [
-    (
-        "kind = 'docker'\nslices = ['a.slice']",
-        'source 1: slices: not with kind = "docker", the engine names its jobs',
-    ),
+    ("kind = 'docker'\nslices = ['a.slice']", 'source 1: slices: not with kind = "docker", the engine names its jobs'),
     ("kind = 'docker'\nwhole = true", 'source 1: whole: not needed with kind = "docker", whose jobs are always whole'),
     ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: not with kind = "podman"'),
     ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is queried by `squeue`'),
@@ -290,10 +239,7 @@ WRONG_NODES = [
         'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose',
     ),
     ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
-    (
-        '[scheduler]\nurl = ["http://a", ""]',
-        "must be an http:// or https:// address, or unix:/PATH, got ''",
-    ),
+    ('[scheduler]\nurl = ["http://a", ""]', "must be an http:// or https:// address, or unix:/PATH, got ''"),
     ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: write several addresses as a list"),
     ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
     ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either token or token_file"),
@@ -365,14 +311,6 @@ def test_what_cannot_work_is_refused(text, where, words):
     assert message.startswith(f"{FILE}: {where}")
     assert words in message
     assert "b s" not in message, "a token is not shown"
-
-
-def test_jobs_of_engines_have_a_default_of_their_own_below_all_that_is_given():
-    source, own = "[[source]]\nkind = 'docker'\n", "[source.job-cpu-monitor]\nmin_cpu_limit = 0.4\n"
-    for text, floor in ((source, 0.1), ("[monitor]\nmin_cpu_limit = 0.3\n" + source, 0.3), (source + own, 0.4)):
-        config = load(text)
-        assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == floor
-    assert config.node_settings().min_cpu_limit == 1.0
 
 
 # files and drop-ins
@@ -475,10 +413,7 @@ def test_a_file_of_rubbish_is_told_of_in_twenty_sentences(tmp_path, capsys):
         ({"main": "managed-roots = ['..']\n", "b": ""}, "cpumond.toml:1: managed_roots: '..' must not"),
         # Sources are counted over all files.
         ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is only for"),
-        (
-            {"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"},
-            "b.toml:1: source 2 ('a/..'): ",
-        ),
+        ({"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"}, "b.toml:1: source 2 ('a/..'): "),
         ({"main": SOURCE, "b": "[[source]]\nkind = 'globe'\n"}, "b.toml:2: source 1.kind: must be one of"),
         (
             {"main": "", "b": "[log]\nlevel = 'loud'\n"},
@@ -622,27 +557,18 @@ def test_a_wrong_assignment_is_refused(assignment, message):
 
 # --- scheduler, resources, executor
 
+CGROUP, SYSTEMD = (f'[executor]\nkind = "{kind}"' for kind in ("cgroup", "systemd"))
+JOBS_SLICE = "cpumond.slice/cpumond-jobs.slice"
+
 
 @pytest.mark.parametrize(
     ("text", "root", "roots"),
     [
-        ('[executor]\nkind = "cgroup"', "cpumond-jobs", ["cpumond-jobs", "cpumond-reclaimed"]),
-        ('[executor]\nkind = "cgroup"\ncgroup_root = "/a/b/"', "a/b", ["a/b", "cpumond-reclaimed-a-b"]),
-        (
-            'managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"',
-            "a/b",
-            ["a", "a/b", "cpumond-reclaimed-a-b"],
-        ),
-        (
-            'managed_roots = ["batch.slice"]\n[executor]\nkind = "systemd"',
-            "cpumond.slice/cpumond-jobs.slice",
-            ["batch.slice", "cpumond.slice/cpumond-jobs.slice", "cpumond_reclaimed.slice"],
-        ),
-        (
-            '[executor]\nkind = "systemd"',
-            "cpumond.slice/cpumond-jobs.slice",
-            ["cpumond.slice/cpumond-jobs.slice", "cpumond_reclaimed.slice"],
-        ),
+        (CGROUP, "cpumond-jobs", ["cpumond-jobs", "cpumond-reclaimed"]),
+        (f'{CGROUP}\ncgroup_root = "/a/b/"', "a/b", ["a/b", "cpumond-reclaimed-a-b"]),
+        (f'managed_roots = ["a"]\n{CGROUP}\ncgroup_root = "a/b"', "a/b", ["a", "a/b", "cpumond-reclaimed-a-b"]),
+        (f'managed_roots = ["b.slice"]\n{SYSTEMD}', JOBS_SLICE, ["b.slice", JOBS_SLICE, "cpumond_reclaimed.slice"]),
+        (SYSTEMD, JOBS_SLICE, [JOBS_SLICE, "cpumond_reclaimed.slice"]),
         ('managed_roots = ["a"]', "", ["a"]),
         ("", "", []),
     ],
@@ -673,30 +599,55 @@ LOOPBACK = [
 UNITS = "[[source]]\nkind = 'systemd'\nslices = ['batch.slice']\nlabels = ['User']"
 NO_CA = "[[source]]\nkind = 'kubernetes'\nca_file = 'none'\n"
 OTHER_ROOT = '[executor]\nkind = "cgroup"\ncgroup_root = "cpumond-reclaimedx"'
+DOCKER = "[[source]]\nkind = 'docker'\n"
+
+
+def find_floor(config: AgentConfig) -> float:
+    return config.resolve_settings(config.source[0], "", {}).min_cpu_limit
+
+
 TAKEN = [
-    ('state_dir = "/x/y"', lambda config: config.executor.jobs_dir, "/x/y-jobs"),
-    ('state_dir = "/x/y"\n[executor]\njobs_dir = "/z"', lambda config: config.executor.jobs_dir, "/z"),
+    ("[monitor]\nsmoothing_seed = 'first-value'", lambda c: c.node_settings().smoothing_seed, "first_value"),
+    ("[monitor]\nvotes-decision-threshold = 4", lambda c: c.node_settings().vote_decision_threshold, 4),
+    (f'{SOURCE}mode = "up_only"', lambda c: (c.source[0].mode, c.node_settings().min_cpu_limit), ("up-only", 1.0)),
+    # Jobs of engines have a floor of their own below all that is given.
+    (DOCKER, find_floor, 0.1),
+    (f"[monitor]\nmin_cpu_limit = 0.3\n{DOCKER}", find_floor, 0.3),
+    (f"{DOCKER}[source.job-cpu-monitor]\nmin-cpu-limit = 0.4", find_floor, 0.4),
+    ("node_id = 'n1'\nruntime-dir = '/r/'", lambda c: (c.node_id, c.control_socket), ("n1", "/r/control.sock")),
+    ("state_dir = 's'", lambda c: c.state_dir, os.path.abspath("s")),
+    ('managed_roots = ["/jobs//", "a/./b", "..a"]', lambda c: c.managed_roots, ["jobs", "a/b", "..a"]),
+    ("[monitor]\ncheck_period = '250ms'", lambda c: c.node_settings().check_period_s, 0.25),
+    ("[monitor]\nstartup_boost = 1500", lambda c: c.node_settings().startup_boost_s, 1.5),
+    ("[writes]\noverride-ttl = '5m'\ndrift_max = 7", lambda c: c.writes.override_ttl_s, 300.0),
+    ("[discovery]\nrescan_period = 2500", lambda c: c.discovery.rescan_period_s, 2.5),
+    ("[metrics]\nlisten = '[::1]:1'\njob_series = 'top'", lambda c: c.metrics.listen, "[::1]:1"),
+    ("[report]\nkind = 'http'\nurl = 'https://h/x'\ntimeout = '1m30s'", lambda c: c.report.timeout_s, 90.0),
+    ("[control]\ngroup = 'ops'\n[log]\nlevel = 'debug'", lambda c: (c.control.group, c.log.level), ("ops", "debug")),
+    ("[cost]\ncpu_budget_ratio = 1", lambda c: c.cost.cpu_budget_ratio, 1.0),
+    ('state_dir = "/x/y"', lambda c: c.executor.jobs_dir, "/x/y-jobs"),
+    ('state_dir = "/x/y"\n[executor]\njobs_dir = "/z"', lambda c: c.executor.jobs_dir, "/z"),
     *(
-        (text and f"[scheduler]\nurl = {text}", lambda config: config.scheduler.addresses, addresses)
+        (text and f"[scheduler]\nurl = {text}", lambda c: c.scheduler.addresses, addresses)
         for text, addresses in (
             ("", ()), ('"http://a"', ("http://a",)), ('["http://a", "https://b/c"]', ("http://a", "https://b/c")),
             ("[]", ()),
         )
     ),
-    ("[scheduler]\nheartbeat-period = 200", lambda config: config.scheduler.heartbeat_period_s, 0.2),
-    ("[resources]\ncpu_overdraft_timeout = 1500", lambda config: config.resources.cpu_overdraft_timeout_s, 1.5),
-    ("[resources]\nmemory_overdraft_timeout = '2s'", lambda config: config.resources.memory_overdraft_timeout_s, 2.0),
-    *((f'[web]\nlisten = "{listen}"', lambda config: config.web.listen, listen) for listen in LOOPBACK),
-    (UNITS, lambda config: config.source, [Source(kind="systemd", slices=["batch.slice"], labels=["User"])]),
+    ("[scheduler]\nheartbeat-period = 200", lambda c: c.scheduler.heartbeat_period_s, 0.2),
+    ("[resources]\ncpu_overdraft_timeout = 1500", lambda c: c.resources.cpu_overdraft_timeout_s, 1.5),
+    ("[resources]\nmemory_overdraft_timeout = '2s'", lambda c: c.resources.memory_overdraft_timeout_s, 2.0),
+    *((f'[web]\nlisten = "{listen}"', lambda c: c.web.listen, listen) for listen in LOOPBACK),
+    (UNITS, lambda c: c.source, [Source(kind="systemd", slices=["batch.slice"], labels=["User"])]),
     *(
-        (f"[[source]]\nkind = 'systemd'\nslices = ['{name}']", lambda config: config.source[0].slices, [name])
+        (f"[[source]]\nkind = 'systemd'\nslices = ['{name}']", lambda c: c.source[0].slices, [name])
         for name in SLICES
     ),
     *(
-        (f"{NO_CA}socket = '{socket}'", lambda config: config.source[0].ca_file, "none")
+        (f"{NO_CA}socket = '{socket}'", lambda c: c.source[0].ca_file, "none")
         for socket in ("", "https://127.0.0.1:10250", "https://[::1]:1", "https://localhost:10250/")
     ),
-    (OTHER_ROOT, lambda config: config.executor.idle_roots != (), True),
+    (OTHER_ROOT, lambda c: c.executor.idle_roots != (), True),
 ]  # fmt: skip
 
 

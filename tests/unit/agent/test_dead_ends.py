@@ -39,10 +39,7 @@ OUTSIDE = "is outside managed_roots ['a.slice']: the limits of its jobs never mo
         (glob("*/x"), ""),
         ("[[source]]\nkind = 'docker'\n", ""),
         (glob("b/x", "job-cpu-monitor.actuator = 'guarantee'"), ""),
-        (
-            glob("a.slice/x*", "id_regex = 'job_(?P<jid>.*)'"),
-            "cpumond.toml: source 1.id_regex: no group is named id",
-        ),
+        (glob("a.slice/x*", "id_regex = 'job_(?P<jid>.*)'"), "cpumond.toml: source 1.id_regex: no group is named id"),
         (glob("a.slice/x*", "id_regex = 'job_(?P<id>.*)'"), ""),
         (glob("a.slice/x*", "id_regex = 'job_(.*)'"), ""),
     ],

@@ -76,22 +76,7 @@ def test_the_time_has_its_zone_and_the_date_of_another_day(start):
     assert re.search(r"last at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ from ", why(node))
 
 
-def test_shadow(start):
-    node = start(config=PEAK.replace("reclaim", "shadow"), after_s=60)
-    told = why(node)
-    assert told.startswith(
-        "The limit of a is 16 of 16 requested cores: its mode is shadow, so nothing is written. In mode"
-    )
-    assert told.endswith(f"{NEVER} (1 min).")
-    node.tick(8.0)
-    assert "because a lowered limit, were it written, would have held this job back once, 1 s in all" in why(node)
-    for _ in range(3):
-        node.tick(0.0)
-        step = ask(node).next.split(";")[0]
-        assert step.startswith("hold: cuts of less than 5 %") or step.endswith(", not written: mode shadow")
-
-
-def test_states_in_which_somebody_else_decides(start):
+def test_what_keeps_a_step_from_being_written_is_said(start):
     node = start(after_s=40)
     (node.directory / "run" / "pause").touch()
     node.ticks(3, 0.1)
@@ -100,14 +85,15 @@ def test_states_in_which_somebody_else_decides(start):
     (node.directory / "run" / "pause").unlink()
     node.tick(0.1)
     control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
-    assert why(node) == "The limit of a is 2 of 16 requested cores: an operator pinned it until `cpumond unpin a`."
     node.ticks(5, 0.1)
+    assert why(node) == "The limit of a is 2 of 16 requested cores: an operator pinned it until `cpumond unpin a`."
     assert "not written: it is pinned" in ask(node).next
-    control.unpin_job(node.agent, "a")
-    node.tick(0.1)
-    node.write("a", "cpu.max", "1200000 100000")
-    node.tick(0.1)
-    assert "another program set it, which is respected for " in why(node)
+    shadow = start(config=PEAK.replace("reclaim", "shadow"), after_s=60)
+    assert why(shadow).endswith(f"{NEVER} (1 min).")
+    shadow.tick(8.0)
+    assert "because a lowered limit, were it written, would have held this job back once, 1 s in all" in why(shadow)
+    shadow.ticks(3, 0.0)
+    assert ask(shadow).next.split(";")[0].endswith(", not written: mode shadow")
 
 
 # ---- status, graphs

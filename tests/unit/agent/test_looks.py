@@ -431,8 +431,7 @@ def test_the_count_of_throttled_periods_is_found_in_the_bytes_or_they_are_damage
 
 
 @pytest.mark.parametrize(
-    ("hold", "mode"),
-    [(Hold(), "reclaim"), (Hold(Contested()), "contested"), (Hold(Respected(1e9, "")), "overridden")],
+    ("hold", "mode"), [(Hold(), "reclaim"), (Hold(Contested()), "contested"), (Hold(Respected(1e9, "")), "overridden")]
 )
 def test_the_scheduler_is_told_whose_the_limit_is(make_node, hold: Hold, mode: str):
     node = lowered(make_node, "a")

@@ -129,8 +129,7 @@ def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, 
 
 
 @pytest.mark.parametrize(
-    ("stride", "used", "after"),
-    [(1, 0.11, 2), (16, 0.11, 16), (2, 0.1, 2), (2, 0.04, 2), (2, 0.03, 1), (1, 0.03, 1)],
+    ("stride", "used", "after"), [(1, 0.11, 2), (16, 0.11, 16), (2, 0.1, 2), (2, 0.04, 2), (2, 0.03, 1), (1, 0.03, 1)]
 )
 def test_checks_are_taken_up_again_only_far_below_the_budget(stride, used, after):
     assert choose_stride(stride, used, 0.1) == after
@@ -421,6 +420,17 @@ def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_di
     assert node.cores("a") == 2.0
 
 
+def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(node, monkeypatch, refuse_writes, logs):
+    refuse_writes()
+    node.reload(QUICK)
+    node.tick()
+    monkeypatch.undo()
+    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["restore_failed"]
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "400000 100000"
+
+
 def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(make_node):
     node = make_node({"a": FOUR, "b": FOUR}).start()
     node.ticks(8)
@@ -570,22 +580,6 @@ def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs
     assert bool([record for record in logs if record["event"] == "state_damaged"]) == (lost == "damaged")
     node.agent.close()
     assert [node.read(name) for name in ("number", "free")] == ["400000 100000"] * 2
-
-
-def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(node):
-    state = node.directory / "state"
-    (state / "originals.state").write_bytes(b"")
-    (node.directory / "run" / "originals.state").write_bytes(b"")
-    node.drop_agent()
-    node.agent = node.make_agent()
-    (state / "originals.state.new").mkdir()  # nothing can be saved
-    node.start()
-    node.ticks(2, 0.4)
-    assert node.cores("a") == 0.5
-    (state / "originals.state.new").rmdir()
-    node.ticks(10, 0.4)
-    assert node.cores("a") >= 0.5
-    assert ("reapply", "applied") in ring(node, "a")
 
 
 def test_a_limit_that_cannot_be_put_back_stays_on_disk_and_is_tried_again(make_node, logs):

@@ -25,7 +25,7 @@ from cpumond.agent.state_file import (
     read_boot_id,
     read_node_key,
     save,
-)
+)  # fmt: skip
 from cpumond.core.answers import RegisteredJob
 from cpumond.core.errors import CpumondError, CreateError, StateFileError
 from cpumond.host.cgroup.settings import CpuSettings

@@ -27,22 +27,29 @@ def refused(text: str, duration_s: float | None = None) -> str:
 # steps
 
 
-def test_a_row_holds_until_the_next_one_and_the_last_as_long_as_the_one_before():
-    assert cores(read("seconds,cores\n0,1\n0.2,3\n0.5,2\n").work_cpu_s) == [1, 1, 3, 3, 3, 2, 2, 2]
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "duration_s", "expected"),
     [
-        "0,1\n0.2,3\n",
-        "cores,seconds\n1,0\n3,0.2\n",
-        "\ufeff# by hand\n\nSeconds , Cores\n 0 , 1\n# more\n0.2,3\n",
-        "1700000000,1\n1700000000.2,3\n",
-        "-0.2,1\n0,3\n",
+        ("seconds,cores\n0,1\n0.2,3\n0.5,2\n", None, [1, 1, 3, 3, 3, 2, 2, 2]),
+        ("0,1\n0.2,3\n", None, [1, 1, 3, 3]),
+        ("cores,seconds\n1,0\n3,0.2\n", None, [1, 1, 3, 3]),
+        ("\ufeff# by hand\n\nSeconds , Cores\n 0 , 1\n# more\n0.2,3\n", None, [1, 1, 3, 3]),
+        ("1700000000,1\n1700000000.2,3\n", None, [1, 1, 3, 3]),
+        ("-0.2,1\n0,3\n", None, [1, 1, 3, 3]),
+        ("0,1\n0.02,6\n0.05,0\n0.18,10\n0.2,0\n0.3,0\n", None, [2, 2, 0, 0]),
+        ("0,1\n0.2,3\n0.5,2\n", 0.3, [1, 1, 3]),
+        ("0,1\n0.2,3\n", 0.6, [1, 1, 3, 3, 3, 3]),
+        ("0,1\n", 0.2, [1, 1]),
     ],
-)
-def test_a_header_is_optional_columns_stand_in_any_order_and_time_begins_anywhere(text):
-    assert cores(read(text).work_cpu_s) == [1, 1, 3, 3]
+    ids=[
+        "a row holds until the next one, the last as long as the one before", "no header", "columns in any order",
+        "comments and blanks", "times of a clock", "times before 0", "rows within a period add up", "cut",
+        "the last row lasts", "one row",
+    ],
+)  # fmt: skip
+def test_what_rows_are_in_periods(text, duration_s, expected):
+    demand = read(text, duration_s)
+    assert (cores(demand.work_cpu_s), demand.notes, demand.at_order_cpu_s) == (expected, (), None)
 
 
 def test_rows_of_a_tenth_of_a_second_are_one_period_each_whatever_their_decimals_are_off_by():
@@ -51,24 +58,9 @@ def test_rows_of_a_tenth_of_a_second_are_one_period_each_whatever_their_decimals
     assert cores(read(text).work_cpu_s) == [wanted for _, wanted in rows]
 
 
-def test_rows_within_a_period_add_up():
-    assert cores(read("0,1\n0.02,6\n0.05,0\n0.18,10\n0.2,0\n0.3,0\n").work_cpu_s) == [2, 2, 0, 0]
-
-
 def test_a_last_period_that_is_not_full_has_less_work():
     assert cores(spread([(0.25, 2.0)], 0.1)) == [2, 2, 1]
     assert cores(spread([(0.001, 2.0)], 0.1)) == [0.02]
-
-
-def test_a_duration_cuts_or_lets_the_last_row_last():
-    assert cores(read("0,1\n0.2,3\n0.5,2\n", 0.3).work_cpu_s) == [1, 1, 3]
-    assert cores(read("0,1\n0.2,3\n", 0.6).work_cpu_s) == [1, 1, 3, 3, 3, 3]
-    assert cores(read("0,1\n", 0.2).work_cpu_s) == [1, 1]
-
-
-def test_demand_of_this_kind_has_nothing_to_doubt():
-    assert read("0,1\n1,2\n").notes == ()
-    assert read("0,1\n1,2\n").at_order_cpu_s is None
 
 
 # recorded traces

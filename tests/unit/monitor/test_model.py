@@ -7,14 +7,7 @@ import math
 import pytest
 
 from cpumond.core.errors import ConfigError
-from cpumond.monitor.model import (
-    MODES,
-    MonitorSettings,
-    check_together,
-    compute_mode,
-    least_active,
-    start_state,
-)
+from cpumond.monitor.model import MODES, MonitorSettings, check_together, compute_mode, least_active, start_state
 
 
 @pytest.mark.parametrize("most", [{"relative_lower_bound": 0.9}, {"vote_decision_threshold": 4}])

@@ -106,11 +106,7 @@ def test_where_a_limit_comes_from(changes, start):
             "this is its floor (min_limit_ratio = 0.5 of the cap); 3.2 = ",
         ),
         ({"reserve_ratio": 0.125}, {"limit_cores": 3.05 * 1.125}, " + 12.5 %. The"),
-        (
-            {"actuator": "weight"},
-            {},
-            "because its usage was above a lowered limit, or it waited for others, 9 times",
-        ),
+        ({"actuator": "weight"}, {}, "because its usage was above a lowered limit, or it waited for others, 9 times"),
         ({"throttle_budget": 0.0}, {}, "budget 0.00 %"),
     ],
 )

@@ -82,12 +82,7 @@ def test_a_pattern_of_everything_is_everything_but_the_root(root):
 
 @pytest.mark.parametrize(
     ("pattern", "watched"),
-    [
-        ("jobs/*", ["", "jobs"]),
-        ("kube/pod*/c1", ["", "kube", "kube/pod1", "kube/pod2"]),
-        ("none/*", [""]),
-        ("*", [""]),
-    ],
+    [("jobs/*", ["", "jobs"]), ("kube/pod*/c1", ["", "kube", "kube/pod1", "kube/pod2"]), ("none/*", [""]), ("*", [""])],
 )
 def test_the_directories_whose_children_decide_are_watched(root, pattern, watched):
     assert list_glob(root, pattern)[1] == watched

@@ -174,18 +174,15 @@ def test_which_changes_concern_a_source(kind, path, expected):
 
 
 def test_which_engines_a_source_asks(tmp_path, monkeypatch):
-    monkeypatch.setitem(engines.SOCKETS, "podman", str(tmp_path / "root.sock"))
+    root, user = tmp_path / "root.sock", tmp_path / "user-1.sock"
+    monkeypatch.setitem(engines.SOCKETS, "podman", str(root))
     monkeypatch.setattr(engines, "USER_SOCKETS", str(tmp_path / "user-*.sock"))
     assert list_engines(source("docker")) == [("docker", "/run/docker.sock")]
     assert list_engines(source("podman", socket="/a")) == [("podman", "/a")]
-    assert list_engines(source("podman")) == [("podman", str(tmp_path / "root.sock"))]
-    (tmp_path / "user-1.sock").touch()
-    assert list_engines(source("podman")) == [("podman", str(tmp_path / "user-1.sock"))]
-    (tmp_path / "root.sock").touch()
-    assert list_engines(source("podman")) == [
-        ("podman", str(tmp_path / "root.sock")),
-        ("podman", str(tmp_path / "user-1.sock")),
-    ]
+    assert list_engines(source("podman")) == [("podman", str(root))]
+    for made, found in ((user, [user]), (root, [root, user])):
+        made.touch()
+        assert list_engines(source("podman")) == [("podman", str(each)) for each in found]
 
 
 def test_a_source_in_words():

@@ -6,14 +6,7 @@ import pytest
 
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import list_jobs
-from cpumond.agent.discovery.workloads import (
-    classify,
-    find_roots,
-    generalise,
-    list_above,
-    list_sources,
-    pick_workloads,
-)
+from cpumond.agent.discovery.workloads import classify, find_roots, generalise, list_above, list_sources, pick_workloads
 from cpumond.testing import make_tree
 
 ID = "3f9ab1c2d4e5" + "0" * 52
@@ -38,12 +31,7 @@ def populated(_: str) -> bool:
         (f"machine.slice/libpod-{ID}.scope", "podman", SHORT, ""),
         (f"libpod_parent/libpod-{ID}", "podman", SHORT, ""),
         (f"system.slice/web.service/libpod-payload-{ID}", "podman", SHORT, ""),
-        (
-            f"user.slice/user-7.slice/user@7.service/user.slice/libpod-{ID}.scope",
-            "podman",
-            SHORT,
-            "uid 7",
-        ),
+        (f"user.slice/user-7.slice/user@7.service/user.slice/libpod-{ID}.scope", "podman", SHORT, "uid 7"),
         (f"system.slice/cri-containerd-{ID}.scope", "containerd", SHORT, ""),
         (f"system.slice/nerdctl-{ID}.scope", "containerd", SHORT, ""),
         (f"default/{ID}", "container", SHORT, ""),

@@ -123,6 +123,38 @@ def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cor
     assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
 
 
+def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> None:
+    node.lower()
+    inode = node.originals().cgroups[PATH].inode
+    node.restart_unit()
+    node.tick()
+    job = node.status()
+    assert (job["cpu_limit"], job["current_cpu_limit"], job["status"]) == (4.0, 0.5, "reclaim")
+    assert node.originals().cgroups[PATH].inode != inode
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["unit removed", "time is over"])
+def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bool) -> None:
+    node.lower()
+    node.remove(UNIT)
+    node.tick()
+    assert UNIT not in node.bus.told
+    if said:
+        node.bus.news.append(UnitEvent("removed", UNIT))
+        node.tick()
+    else:
+        node.ticks(7)
+    assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
+    assert PATH in node.originals().cgroups, "until systemd has taken it"
+    node.bus.obey()
+    node.tick()
+    node.agent.close()
+    assert node.originals().cgroups == {}
+    assert node.bus.quota_cores() == 4.0
+
+
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
     assert node.status()["labels"] == {}
     assert (UNIT, ("User",)) in node.bus.asked
@@ -150,33 +182,29 @@ def test_restore_gives_the_file_back_and_says_what_systemd_must_be_told(node: Un
     assert report.units == {PATH: ((QUOTA, 4_000_000),)}
 
 
+def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) -> None:
+    """As on v2 before its first CPU setting; then the file is there, and watched."""
+    node = UnitNode(tmp_path, "max 100000")
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
+    node.unmake_limit_files()
+    node.start()
+    node.ticks(3)
+    told = dict(node.bus.told[UNIT])[QUOTA]
+    assert told < 1e6 * FAKE_CPUS
+    assert node.status()["status"] == "reclaim"
+    assert node.status()["write_errors"] == 0
+    node.bus.obey()
+    node.systemd_writes()
+    node.tick()
+    assert node.agent.table.by_unit[UNIT].watches
+    node.agent.close()
+    assert node.bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
+
+
 def lose_limit_file(node: UnitNode) -> None:
     """No limit file, nor can one be made but by systemd, as in cgroupfs."""
     node.unmake_limit_files()
     node.file.symlink_to(node.directory / "not there" / "cpu.max")
-
-
-def start_with_unseen_limit(node: UnitNode) -> None:
-    """On v2 a unit's cgroup comes first and the limit file a moment later, which nothing tells of."""
-    node.bus.stored[UNIT] = ((QUOTA, 1_500_000),)
-    lose_limit_file(node)
-    node.start()
-    node.file.unlink()
-    node.systemd_writes()
-
-
-def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path, "max 100000")
-    start_with_unseen_limit(node)
-    for _ in range(8):
-        snapshot = node.tick()
-        node.bus.answer()
-        node.bus.obey()
-    assert snapshot.foreign_writes == {"raise": 0, "lower": 0}
-    assert (node.status()["cpu_limit"], node.status()["status"], node.limit()) == (1.5, "reclaim", 0.5)
-    assert node.originals().cgroups[PATH].settings.cores == 1.5
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])

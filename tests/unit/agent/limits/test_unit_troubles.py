@@ -89,29 +89,6 @@ def test_a_unit_that_came_again_and_is_no_job_any_more_is_put_back(node: UnitNod
 # ---- systemd does not answer
 
 
-def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node: UnitNode) -> None:
-    """polkit goes: the file is put back at the end, systemd keeps 0.5, and writes it at a reload in the next run."""
-    node.lower()
-    node.bus.denies = True
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 0.5)
-    assert PATH in node.originals().cgroups
-    node.bus.closed, node.bus.told, node.bus.news = 0, {}, [UnitEvent("connected")]
-    node.agent = node.make_agent()
-    node.start()
-    node.ticks(2)
-    node.bus.obey()
-    node.tick()
-    node.systemd_writes()
-    node.bus.news.append(UnitEvent("reloaded"))
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    assert node.status()["cpu_limit"] == 4.0
-    node.agent.close()
-    assert node.limit() == 4.0
-
-
 def test_units_of_a_host_without_a_bus_are_forgotten_when_they_end(node: UnitNode) -> None:
     node.bus.news.append(UnitEvent("away", text="there is no bus"))
     node.tick()

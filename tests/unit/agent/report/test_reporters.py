@@ -102,17 +102,9 @@ def test_log_reporter_writes_one_line_with_the_sums_in_cores():
     with structlog.testing.capture_logs() as lines:
         reporter.submit(make_heartbeat(7, jobs))
     assert lines == [
-        {
-            "event": "heartbeat",
-            "log_level": "info",
-            "node_id": "node-1",
-            "sequence": 7,
-            "jobs": 2,
-            "ordered_cores": 6.0,
-            "limit_cores": 3.5,
-            "used_cores": 1.2,
-        }
-    ]
+        {"event": "heartbeat", "log_level": "info", "node_id": "node-1", "sequence": 7, "jobs": 2, "ordered_cores": 6.0,
+         "limit_cores": 3.5, "used_cores": 1.2}
+    ]  # fmt: skip
     assert reporter.stats().sent_total == 1
     assert reporter.stats().last_success_at_s is not None
 
@@ -160,14 +152,24 @@ def test_describe_status_says_what_to_do():
     assert describe_status(503) == "answered 503"
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-def test_read_token_refuses_a_file_that_others_have_rights_to(tmp_path, mode: int):
+NO_HEADER = [b"", b"\n", b"two words", b"two\nlines", "schlüssel".encode(), b"a" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        *((b"s3cret\n", mode, "others than its owner have rights to it.*chmod 600 ") for mode in (0o644, 0o640, 0o602)),
+        *((content, 0o600, "token file") for content in NO_HEADER),
+    ],
+)
+def test_read_token_refuses_without_showing_it(tmp_path, content: bytes, mode: int, words: str):
     path = tmp_path / "token"
-    path.write_text("s3cret\n")
+    path.write_bytes(content)
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"others than its owner have rights to it.*chmod 600 {path}") as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         read_token(str(path))
-    assert "s3cret" not in str(caught.value)
+    told = str(caught.value).replace(str(path), "")
+    assert not any(part in told for part in ("s3cret", "two", "aaaa"))
 
 
 def test_read_token_takes_the_copy_of_systemd_with_an_access_list(tmp_path, monkeypatch):
@@ -176,16 +178,6 @@ def test_read_token_takes_the_copy_of_systemd_with_an_access_list(tmp_path, monk
     path.chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read_token(str(path)) == "s3cret"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"two\nlines", "schlüssel".encode(), b"a" * 5000])
-def test_read_token_refuses_what_is_no_header_value_without_showing_it(tmp_path, content: bytes):
-    path = tmp_path / "token"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="token file") as caught:
-        read_token(str(path))
-    assert "two" not in str(caught.value)
-    assert "aaaa" not in str(caught.value).replace(str(path), "")
 
 
 def test_read_token_tells_missing_rights_apart(tmp_path):
