@@ -46,6 +46,12 @@ class SchedulerProcess:
         self._client: httpx2.Client | None = None
         self._log_offset = 0
 
+    def __enter__(self) -> SchedulerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # --- life
 
     def write_config(self, text: str = "", *, api: str = "", listen: str = "127.0.0.1:0", period: str = "50ms") -> None:

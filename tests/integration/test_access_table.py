@@ -5,7 +5,7 @@ A cell that says "-" must be refused for want of a token or of rights, one that 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ TABLE = load_script("access_table")
 REFUSED = (AUTHENTICATION, ACCESS_DENIED)
 
 MARKS = {"user": "user", "owner": "user", "manager": "user", "node": "node", "administrator": "admin"}
-"""Role -> that of its token. The tokens are the roles' names, and so are the users, with a 1: "owner" is a subject."""
+"""Role -> that of its token. Tokens and users are the roles' names with a 1: "owner" is a subject."""
 
 POOL, OTHER = "team-a", "team-b"
 MODE = [{"path": ["mode"], "value": "fifo"}]
@@ -49,20 +49,17 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.scheduler = SchedulerProcess(directory)
-        path = directory / "tokens"
-        path.touch(mode=0o600)
-        lines = (f"{role}-1:{hashlib.sha256(role.encode()).hexdigest()}:{mark}\n" for role, mark in MARKS.items())
-        path.write_text("".join(lines))
+        tokens = self.scheduler.write_tokens({f"{role}-1": mark for role, mark in MARKS.items()})
         # A simulation goes through its horizon in such steps.
         config = 'node_heartbeat_timeout = "1s"\n[forecast]\nhorizon = "1m"'
-        self.scheduler.write_config(config, api=f'tokens_file = "{path}"', period="500ms")
+        self.scheduler.write_config(config, api=tokens, period="500ms")
         self.scheduler.start()
         self.job = self.operation = ""
         self.names = (f"new-{number}" for number in itertools.count(1))
         self.clients = {
             role: httpx2.Client(
                 base_url=self.scheduler.url, trust_env=False, timeout=60.0,
-                headers={} if role == "anonymous" else {"authorization": f"Bearer {role}"},
+                headers={} if role == "anonymous" else {"authorization": f"Bearer {role}-1"},
             )
             for role in TABLE.ROLES
         }  # fmt: skip
@@ -76,7 +73,7 @@ class Site:
 
     def run_a_job(self) -> None:
         """Have a node take the operation's job, and be silent from then on."""
-        self.scheduler.use_token("node")
+        self.scheduler.use_token("node-1")
         node = PlayedNode(self.scheduler, "n1")
         node.register()
         wait_until(lambda: node.beat() and node.jobs, "the job is started")
@@ -163,12 +160,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("table"))
-    try:
+    with contextlib.closing(Site(tmp_path_factory.mktemp("table"))) as made:
         made.prepare()
         yield made
-    finally:
-        made.close()
 
 
 Make = Callable[[Site, str], Asked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ Pair = tuple[SchedulerProcess, SchedulerProcess]
 def schedulers(tmp_path_factory: pytest.TempPathFactory, postgresql: PostgresServer) -> Iterator[Pair]:
     """Two schedulers, with a node and a pool."""
     conninfo = make_schema(postgresql)
-    made = [SchedulerProcess(tmp_path_factory.mktemp(name)) for name in ("first", "second")]
-    try:
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(SchedulerProcess(tmp_path_factory.mktemp(name))) for name in ("first", "second")]
         for scheduler in made:
             scheduler.write_config(f'[store]\nkind = "postgresql"\nconninfo = "{conninfo}"')
             scheduler.start()
@@ -33,9 +34,6 @@ def schedulers(tmp_path_factory: pytest.TempPathFactory, postgresql: PostgresSer
         made[0].create_pool("only-here")
         PlayedNode(made[0], "node-1").register()
         yield made[0], made[1]
-    finally:
-        for scheduler in made:
-            scheduler.close()
 
 
 @pytest.fixture

@@ -27,14 +27,11 @@ NEAR, FAR = "192.0.2.1", "192.0.2.2"
 @contextlib.contextmanager
 def run_scheduler(directory: Path, conninfo: str, *prefix: str) -> Iterator[SchedulerProcess]:
     directory.mkdir()
-    process = SchedulerProcess(directory)
-    process.write_config(f'[store]\nkind = "postgresql"\nconninfo = "{conninfo}"\nlease = "{LEASE_S:g}s"')
-    command = process.arguments
-    process.arguments = lambda *more: [*prefix, *command(*more)]  # type: ignore[method-assign]
-    try:
+    with SchedulerProcess(directory) as process:
+        process.write_config(f'[store]\nkind = "postgresql"\nconninfo = "{conninfo}"\nlease = "{LEASE_S:g}s"')
+        command = process.arguments
+        process.arguments = lambda *more: [*prefix, *command(*more)]  # type: ignore[method-assign]
         yield process.start()
-    finally:
-        process.close()
 
 
 def leads(scheduler: SchedulerProcess) -> bool:

@@ -6,6 +6,7 @@ log with who tried it. Then come the answers that depend on who asks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,12 +128,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("teams"))
-    try:
+    with contextlib.closing(Site(tmp_path_factory.mktemp("teams"))) as made:
         made.prepare()
         yield made
-    finally:
-        made.close()
 
 
 def look(site: Site) -> dict[str, Any]:
@@ -218,32 +216,21 @@ def test_an_operation_that_may_not_be_read_is_not_there(site: Site) -> None:
     site.must("ann", "POST", f"{operation}/abort")
 
 
-@pytest.mark.parametrize(
-    ("asker", "question", "code", "answer"),
-    [
-        ("root", "ann start red --why", 0, 'yes: the access list of pool "red" allows use to group team-red\n'),
-        ("ann", "ann abort {op}", 0, "yes\n"),
-        ("ben", "ben use red", 1, "no\n"),
-        ("root", "x use //sys/pool_trees/default/red --group team-red --group y", 0, "yes\n"),
-        ("ben", "ann use red", 77, "ben may not ask what ann may do to pool"),
-        ("root", "ann use nothing", 67, 'there is no pool "nothing"'),
-    ],
-)
-def test_can_answers_by_exit_code_and_sentence(
-    site: Site, cpumond: Shell, monkeypatch: pytest.MonkeyPatch, asker: str, question: str, code: int, answer: str
+def test_can_answers_by_exit_code_in_a_sentence_and_in_json(
+    site: Site, cpumond: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CPUMOND_SCHEDULER", site.scheduler.url)
-    monkeypatch.setenv("CPUMOND_TOKEN", asker)
-    printed = cpumond("can", *question.format(op=site.operation).split(), code=code)
-    if code in (0, 1):
-        assert printed == answer
-    else:
-        assert answer in cpumond.err
-
-
-def test_can_answers_in_json(site: Site, cpumond: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CPUMOND_SCHEDULER", site.scheduler.url)
+    monkeypatch.setenv("CPUMOND_TOKEN", "root")
+    why = 'yes: the access list of pool "red" allows use to group team-red\n'
+    assert cpumond("can", "ann", "start", "red", "--why") == why
+    asked = ("can", "x", "use", "//sys/pool_trees/default/red", "--group", "team-red", "--group", "y")
+    assert cpumond(*asked) == "yes\n"
+    cpumond("can", "ann", "use", "nothing", code=67)
+    assert 'there is no pool "nothing"' in cpumond.err
     monkeypatch.setenv("CPUMOND_TOKEN", "ben")
+    assert cpumond("can", "ben", "use", "red", code=1) == "no\n"
+    cpumond("can", "ann", "use", "red", code=77)
+    assert "ben may not ask what ann may do to pool" in cpumond.err
     told = json.loads(cpumond("can", "ben", "log", site.operation, "--json", code=1))
     assert told == {"allowed": False, "because": 'no access list allows read_secrets to ben, and pool "red" has one'}
 

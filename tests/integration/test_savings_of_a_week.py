@@ -38,18 +38,15 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A scheduler with the history of some hours, as true as a week in a part of the CPU: half of them before a Monday,
     half on it, so that two weeks have a part."""
-    process = SchedulerProcess(tmp_path_factory.mktemp("savings"))
-    process.state_dir.mkdir(mode=0o700)
-    end_s = (time.time() - FIRST_END_S) // WEEK_S * WEEK_S + FIRST_END_S
-    week = PlayedWeek(str(process.state_dir / "history.db"), until=end_s, length_s=LENGTH_S)
-    truth = week.play()
-    week.store.close()
-    process.write_config('[history]\nlength = "35d"\nperiod = "60s"\ncore_hour_price = 0.04\ncurrency = "EUR"\n')
-    try:
+    with SchedulerProcess(tmp_path_factory.mktemp("savings")) as process:
+        process.state_dir.mkdir(mode=0o700)
+        end_s = (time.time() - FIRST_END_S) // WEEK_S * WEEK_S + FIRST_END_S
+        week = PlayedWeek(str(process.state_dir / "history.db"), until=end_s, length_s=LENGTH_S)
+        truth = week.play()
+        week.store.close()
+        process.write_config('[history]\nlength = "35d"\nperiod = "60s"\ncore_hour_price = 0.04\ncurrency = "EUR"\n')
         process.start()
         yield Site(process, truth)
-    finally:
-        process.close()
 
 
 def test_the_commands_core_hours_are_the_truth(site: Site) -> None:

@@ -15,14 +15,11 @@ from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path)
-    process.write_config('node_heartbeat_timeout = "1h"\n')
-    process.start()
-    try:
+    with SchedulerProcess(tmp_path) as process:
+        process.write_config('node_heartbeat_timeout = "1h"\n')
+        process.start()
         yield process
         assert "Traceback" not in process.log()
-    finally:
-        process.close()
 
 
 @pytest.fixture

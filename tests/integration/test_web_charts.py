@@ -318,43 +318,6 @@ def test_graphs_fit_a_telephone_in_the_dark(new_page, site):
         assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
 
 
-def test_the_interface_gives_any_part_of_time(site):
-    times = history(site)["times"]
-    middle = times[len(times) // 2]
-    part = history(site, f"&since={times[10] + 0.01}&until={middle + 0.01}")
-    assert part["times"] == [at for at in times if times[10] < at <= middle]
-    (event,) = site.cluster.get("/api/v1/events?pool=narrow&kind=preemption")["events"]
-    for search, found in (
-        (f"since={event['at'] - 0.5}&until={event['at'] + 0.5}", 1), (f"until={event['at'] - 0.5}", 0),
-        (f"since={event['at'] + 0.5}", 0),
-    ):  # fmt: skip
-        answer = site.cluster.get(f"/api/v1/events?pool=narrow&kind=preemption&{search}")
-        assert len(answer["events"]) == found, search
-    changes = site.cluster.get("/api/v1/events?pool=narrow&kind=command&changes=true")["events"]
-    assert len(changes) == 2
-    assert all(each["changes"] for each in changes)
-
-
-def test_a_node_that_is_silent_and_back_is_marked(page, site):
-    """A node without the job whose decisions others look at: a new agent knows none of before."""
-    node = next(each for each in site.cluster.nodes if each is not site.node)
-
-    def await_event(kind: str) -> None:
-        where = f"/api/v1/events?node={node.node_id}&kind={kind}"
-        site.cluster.wait(lambda: site.cluster.get(where)["events"], kind, WAIT_S)
-
-    node.kill()
-    await_event("node_silent")
-    site.open(page, f"#/nodes/{node.node_id}")
-    mark = page.locator(".mark").and_(page.locator('[aria-label*="is silent for"]'))
-    expect(mark.first).to_be_visible()
-    expect(mark.first).to_have_attribute("href", re.compile(r"#/events\?before=\d+"))
-    node.start()
-    await_event("node_returned")
-    site.open(page, "#/")
-    expect(page.locator('.mark[aria-label*="is back after"]').first).to_be_visible()
-
-
 def test_the_map_of_nodes_replays_what_the_history_has(page, site):
     site.open(page, "#/nodes")
     page.get_by_role("button", name="Replay 24 hours").click()

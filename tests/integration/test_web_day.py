@@ -21,9 +21,8 @@ FIRST_CHART = "document.querySelector('.chart')"
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path_factory.mktemp("day"))
-    process.write_config('node_heartbeat_timeout = "1h"\n[history]\nperiod = "100ms"\n')
-    try:
+    with SchedulerProcess(tmp_path_factory.mktemp("day")) as process:
+        process.write_config('node_heartbeat_timeout = "1h"\n[history]\nperiod = "100ms"\n')
         process.start()
         process.create_pool("p")
         process.create_pool("queue", max_running_operation_count=1, max_operation_count=300)
@@ -32,8 +31,6 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         for node in (PlayedNode(process, "n1"), PlayedNode(process, "g1", tags=["gpu"])):
             node.register()
         yield process
-    finally:
-        process.close()
 
 
 @pytest.fixture
@@ -99,10 +96,7 @@ def test_a_graph_whose_selection_is_left_goes_on(page, scheduler):
     [
         *(
             (f"#/pools/default/p?{query}", "p")
-            for query in (
-                "from=99999999999999&to=999999999999999", "from=NaN&to=NaN", "from=5&to=1", "from=9999999999",
-                "from=1e400", "range=__proto__",
-            )
+            for query in ("from=99999999999999&to=999999999999999", "from=5&to=1", "from=1e400", "range=__proto__")
         ),
         ("#/pools?sort=nothing&desc=7&closed=%FF&find=%", "Pools"),
         ("#/operations?offset=-3x", "Operations"),
@@ -125,15 +119,6 @@ def test_an_answer_that_is_cut_off_is_said_and_asked_for_again(page, scheduler):
     )
     page.unroute_all()
     expect(page.get_by_role("table", name="Operations")).to_be_visible()
-
-
-def test_my_work_is_there_as_soon_as_the_scheduler_answers_again(page, scheduler):
-    page.allow("status: 500 ")
-    page.route("**/api/**", lambda route: route.fulfill(status=500, json={"error": "out of order", "attributes": {}}))
-    page.goto(f"{scheduler.url}/#/mine")
-    expect(page.locator("main [role=alert]")).to_have_text("out of order")
-    page.unroute_all()
-    expect(page.get_by_role("heading", name="Running and waiting")).to_be_visible(timeout=20_000)  # not half a minute
 
 
 def test_the_nodes_of_a_tree_are_those_of_its_link(page, scheduler):
@@ -159,14 +144,6 @@ def test_equal_rows_are_all_there_after_the_page_has_asked_again(page, scheduler
     scheduler.patch("trees/default/pools/p", {"edits": [{"path": ["acl"], "value": []}]})
 
 
-def test_the_own_work_counts_all_of_it(page, scheduler, start):
-    for number in range(205):
-        start(f"many {number}")
-    scheduler.wait_updates()
-    show(page, scheduler, "#/mine")
-    expect(page.locator(".figures .card")).to_contain_text(["0running", "205waiting to run", "", ""])
-
-
 def test_paper_has_all_rows_in_light_colours_and_forced_colours_keep_the_bars(new_page, scheduler):
     page = new_page(forced_colors="active")
     table = {
@@ -190,12 +167,3 @@ def test_paper_has_all_rows_in_light_colours_and_forced_colours_keep_the_bars(ne
     assert page.locator("main .table-scroll").evaluate("each => each.scrollHeight - each.clientHeight") == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-
-
-def test_a_page_without_a_script_is_dark_on_the_screen_and_light_on_paper(new_page, scheduler):
-    page = new_page(color_scheme="dark")
-    page.goto(f"{scheduler.url}/web/runbook.html")
-    ground = "getComputedStyle(document.documentElement).backgroundColor"
-    assert page.evaluate(ground) == "rgb(15, 20, 26)"
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(ground) == "rgb(246, 248, 250)"

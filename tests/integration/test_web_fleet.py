@@ -20,9 +20,8 @@ ABOUT = {"version": "0.2.0", "level": "shadow", "bound": "quota", "may_set_mode"
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path_factory.mktemp("fleet"))
-    process.write_config('node_heartbeat_timeout = "300s"\n', api=process.write_tokens(USERS))
-    try:
+    with SchedulerProcess(tmp_path_factory.mktemp("fleet")) as process:
+        process.write_config('node_heartbeat_timeout = "300s"\n', api=process.write_tokens(USERS))
         process.start()
         process.use_token("node")
         for number in range(1, 6):
@@ -31,8 +30,6 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
             beat(node, {} if number < 4 else {"may_set_mode": False} if number == 4 else None)
         process.use_token("root")
         yield process
-    finally:
-        process.close()
 
 
 @pytest.fixture(autouse=True)

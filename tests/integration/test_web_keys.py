@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
@@ -24,13 +24,12 @@ POOLS = 1000
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
     """One that asks for tokens, with a thousand pools."""
-    process = SchedulerProcess(tmp_path_factory.mktemp("keys"))
-    tokens = process.directory / "tokens"
-    hashes = [hashlib.sha256(each.encode()).hexdigest() for each in (TOKEN, NODE_TOKEN, "of-ben")]
-    tokens.write_text(f"anna:{hashes[0]}:admin\nnodes:{hashes[1]}:node:host-17\nben:{hashes[2]}:user\n")
-    tokens.chmod(0o600)
-    process.write_config('node_heartbeat_timeout = "1h"\n', api=f'tokens_file = "{tokens}"')
-    try:
+    with SchedulerProcess(tmp_path_factory.mktemp("keys")) as process:
+        tokens = process.directory / "tokens"
+        hashes = [hashlib.sha256(each.encode()).hexdigest() for each in (TOKEN, NODE_TOKEN, "of-ben")]
+        tokens.write_text(f"anna:{hashes[0]}:admin\nnodes:{hashes[1]}:node:host-17\nben:{hashes[2]}:user\n")
+        tokens.chmod(0o600)
+        process.write_config('node_heartbeat_timeout = "1h"\n', api=f'tokens_file = "{tokens}"')
         process.start()
         process.use_token(TOKEN)
         pools = [{"name": f"team-{number:04}-batch", "parent": "<Root>"} for number in range(POOLS)]
@@ -40,8 +39,6 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         process.use_token(TOKEN)
         process.start_operation("team-0417-batch", title="Nightly index", job_count=1)
         yield process
-    finally:
-        process.close()
 
 
 def agree(page: Page, user: str) -> None:
@@ -167,17 +164,6 @@ def test_keys_go_to_the_search_to_help_and_anywhere(signed, scheduler):
     expect(page.get_by_role("heading", level=1)).to_have_text("Node host-17")
 
 
-def test_who_may_not_administer_a_node_sees_why(page, scheduler):
-    page.allow("status: 401 ")
-    page.goto(f"{scheduler.url}/#token=of-ben")
-    agree(page, "ben")
-    page.evaluate("location.hash = '#/nodes/host-17'")
-    for name in ("Cordon", "Drain"):
-        button = page.get_by_role("button", name=name, exact=True)
-        expect(button).to_have_attribute("aria-disabled", "true")
-        expect(button).to_have_attribute("title", "You need administer on tree default.")
-
-
 def test_names_of_pools_are_completed_from_a_part_of_a_thousand(signed, scheduler):
     page = signed
     asked: list[int] = []
@@ -195,19 +181,3 @@ def test_names_of_pools_are_completed_from_a_part_of_a_thousand(signed, schedule
     option = page.locator("#filter-pool-names option").first
     expect(option).to_have_attribute("value", re.compile("09"))
     assert max(asked) < 3000
-
-
-def test_a_page_that_is_awaited_has_the_shape_of_one(signed, scheduler):
-    page = signed
-    held: list[Any] = []
-    page.route("**/api/v1/operations?**", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks what it calls
-    page.evaluate("location.hash = '#/operations'")
-    expect(page.locator("main .loading .bone")).to_have_count(3)
-    assert page.locator("main .loading").inner_text().strip() == "Loading …"
-    assert page.locator(".bone").first.evaluate("bone => getComputedStyle(bone).animationName") == "none"
-    page.emulate_media(reduced_motion="no-preference")
-    assert page.locator(".bone").first.evaluate("bone => getComputedStyle(bone).animationName") == "breathe"
-    for route in held:
-        route.continue_()
-    page.unroute("**/api/v1/operations?**")
-    await_page(page, "#/operations")

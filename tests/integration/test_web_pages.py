@@ -386,12 +386,6 @@ def test_the_integral_pool_has_both_graphs_and_its_volume_moves(page, site):
     assert float(shown) == pytest.approx(history["columns"]["capacity"][-1], rel=0.01)
 
 
-def test_a_pool_without_integral_guarantee_says_that_it_has_no_volume(page, site):
-    site.open(page, "#/pools/default/models")
-    expect(page.locator("main")).to_contain_text("no integral guarantee")
-    assert page.get_by_role("region", name="Accumulated volume").count() == 0
-
-
 # --- what users choose is text
 
 

@@ -3,16 +3,16 @@ by keyboard, in wide and narrow windows, light and dark."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from history_ticks import Tape, row
 from scheduler_process import SchedulerProcess
-from test_web_axe import CUT
-from web_site import expect, open_page, tab_to
+from web_site import expect, open_page
 
 from cpumond.scheduler.history.model import ARM, POOL, Amounts, Key
 from cpumond.scheduler.history.store import HistoryStore
@@ -31,14 +31,14 @@ POOLS = (ROOT_POOL, "research")
 CONFIG = '[history]\nlength = "60d"\nperiod = "1h"\n'
 
 
-def fill(path: str, compared: int, pools: Iterable[str] = POOLS) -> None:
+def fill(path: str, compared: int) -> None:
     """A history of HOURS: each hour 4 core-hours beyond requests and half a job, .25 held back, .15 lost; in the last
     ``compared`` of them a control group that is held back for 1 % of its request, and others for 3 %."""
     begin = time.time() - (HOURS + 0.5) * HOUR_S
     store, tape = HistoryStore(path, 60 * 86_400.0, HOUR_S, 2**28, begin), Tape(begin)
     points = {
         Key(POOL, "default", pool): row(POOL, late_cores=0.25, reclaimed_cores=6.0, ordered_cores=16.0)
-        for pool in pools
+        for pool in POOLS
     }
     extra = Amounts(lost=0.15, extra_used=4.0, extra_ordered=8.0, extra_jobs=0.5 / HOUR_S)
     totals = dict.fromkeys(points, extra)
@@ -53,19 +53,16 @@ def fill(path: str, compared: int, pools: Iterable[str] = POOLS) -> None:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SchedulerProcess]]:
     """Starts a scheduler with such a history, and further lines of [history]."""
-    started: list[SchedulerProcess] = []
+    with contextlib.ExitStack() as stack:
 
-    def begin(compared: int, more: str = "", pools: Iterable[str] = POOLS) -> SchedulerProcess:
-        process = SchedulerProcess(tmp_path_factory.mktemp("savings"))
-        os.makedirs(process.state_dir)
-        fill(str(process.state_dir / HISTORY_FILE), compared, pools)
-        process.write_config(f"{CONFIG}{more}\n")
-        started.append(process)
-        return process.start()
+        def begin(compared: int, more: str = "") -> SchedulerProcess:
+            process = stack.enter_context(SchedulerProcess(tmp_path_factory.mktemp("savings")))
+            os.makedirs(process.state_dir)
+            fill(str(process.state_dir / HISTORY_FILE), compared)
+            process.write_config(f"{CONFIG}{more}\n")
+            return process.start()
 
-    yield begin
-    for process in started:
-        process.close()
+        yield begin
 
 
 @pytest.fixture(scope="module")
@@ -145,40 +142,3 @@ def test_too_few_are_not_compared_and_what_was_not_told_is_not_shown(page, start
     expect(region.get_by_role("row").filter(has_text="Throttled")).to_contain_text("too few jobs")
     expect(page.get_by_text("has no core_hour_price")).to_be_visible()
     expect(page.get_by_role("columnheader", name="In money")).to_have_count(0)
-
-
-def test_the_page_is_gone_through_by_keyboard_alone(page, priced):
-    show(page, priced)
-    page.get_by_label("The last", exact=True).focus()
-    page.keyboard.press("ArrowUp")
-    expect_days(page.get_by_role("region", name="Balance"))
-    week = page.get_by_role("region", name="By week").locator("details:not(.menu)").first
-    tab_to(page, week.locator("summary"))
-    page.keyboard.press("Enter")
-    expect(week.get_by_role("table")).to_be_visible()
-
-
-def test_of_many_pools_the_rows_in_view_are_in_the_page_and_an_unfolded_week_stays_so(page, start):
-    pools = [f"team-{number:03}" for number in range(300)]
-    show(page, start(0, pools=[ROOT_POOL, *pools]))
-    assert page.locator("main tr").count() < 120
-    week = page.get_by_role("region", name="By week").locator("details:not(.menu)").first
-    week.locator("summary").click()
-    with page.expect_response("**/api/v1/savings?**"):
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    page.get_by_role("searchbox", name="Find a pool").last.fill("team-299")
-    expect(week.get_by_role("row")).to_have_count(2)
-    expect(week.get_by_role("link", name="team-299", exact=True)).to_be_visible()
-    assert page.locator("main tr").count() < 120
-
-
-def test_no_text_is_cut(new_page, priced):
-    page = new_page(viewport={"width": 1440, "height": 900})
-    show(page, priced)
-    weeks = page.get_by_role("region", name="By week").locator("details:not(.menu)")
-    expect(weeks.first).to_be_visible()
-    for week in weeks.all():
-        week.locator("summary").click()
-    for width in (1440, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate(CUT) == [], width

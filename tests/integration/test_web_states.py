@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-HOUR_MS = 3_600_000
 FAIR_SHARE = "The share of the tree that a pool or an operation is entitled to now"
 DEMAND = "The resources that running operations want"
 LISTEN = """() => {
@@ -57,15 +56,12 @@ KEEP_FOCUS = """async ([before, after]) => {
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path_factory.mktemp("states"))
-    # Its node says no more than what is said here.
-    process.write_config('node_heartbeat_timeout = "1h"\n[history]\nperiod = "100ms"\n')
-    try:
+    with SchedulerProcess(tmp_path_factory.mktemp("states")) as process:
+        # Its node says no more than what is said here.
+        process.write_config('node_heartbeat_timeout = "1h"\n[history]\nperiod = "100ms"\n')
         process.start()
         process.create_pool("p")
         yield process
-    finally:
-        process.close()
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +74,8 @@ def node(scheduler: SchedulerProcess) -> PlayedNode:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path)
-    try:
+    with SchedulerProcess(tmp_path) as process:
         yield process
-    finally:
-        process.close()
 
 
 def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
@@ -220,10 +213,9 @@ def test_what_changes_by_itself_is_said_once(page, scheduler, node):
 # ---- unusual states
 
 
-@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
-def test_a_browser_whose_clock_is_wrong_shows_the_times_of_the_server(page, scheduler, node, off_ms):
+def test_a_browser_whose_clock_is_wrong_shows_the_times_of_the_server(page, scheduler, node):
     operation = scheduler.start_operation("p", title="clock")
-    page.add_init_script(f"{{ const now = Date.now; Date.now = () => now() + {off_ms}; }}")
+    page.add_init_script("{ const now = Date.now; Date.now = () => now() - 3_600_000; }")
     show(page, scheduler, f"#/operations/{operation}")
     expect(page.get_by_text(re.compile(r"\(\d+(\.\d+)? s ago\)"))).to_be_visible()
     page.wait_for_selector(".chart canvas")
@@ -352,33 +344,6 @@ def test_an_operation_that_should_have_started_is_late(page, scheduler):
     scheduler.post(f"operations/{operation}/abort", {})
 
 
-def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
-    path = f"nodes/{node.id}"
-    scheduler.post(f"{path}/cordon", {"why": "bad fan"})
-    show(page, scheduler, "#/nodes")
-    expect(page.locator("#main, main").get_by_text("1 cordoned", exact=True)).to_be_visible()
-    show(page, scheduler, f"#/{path}")
-    expect(page.get_by_text(re.compile(r"cordoned by .* ago: it gets no new jobs \(bad fan\)"))).to_be_visible()
-    scheduler.post(f"{path}/drain")
-    show(page, scheduler, f"#/{path}")
-    expect(page.get_by_text(re.compile(r"drained by .*, and the jobs on it are stopped"))).to_be_visible()
-    scheduler.post(f"{path}/uncordon")
-
-
-def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, scheduler):
-    page: Any = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
-    long = "W" * 100
-    scheduler.create_pool(long)
-    for where in (f"#/pools/default/{long}", "#/", "#/operations", "#/pools"):
-        show(page, scheduler, where)
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
-        assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
-    show(page, scheduler, f"#/pools/default/{long}")
-    columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
-    assert len(set(page.evaluate(columns))) == 2
-
-
 def test_the_head_is_one_line_on_a_telephone_and_the_rest_is_behind_a_menu(new_page, scheduler):
     page: Any = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
     show(page, scheduler, "#/")
@@ -423,25 +388,6 @@ def test_a_word_explains_itself_to_pointer_and_keyboard(page, scheduler):
     expect(word).to_be_focused()
     other.focus()
     expect(tip).to_contain_text(DEMAND)
-
-
-def test_the_head_of_a_table_sorts_and_explains(new_page, scheduler):
-    page = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
-    show(page, scheduler, "#/pools")
-    page.get_by_text("Columns", exact=True).tap()
-    page.get_by_role("checkbox", name="Fair share", exact=True).tap()
-    page.get_by_text("Columns", exact=True).tap()
-    tip, head = page.locator(".tip"), page.get_by_role("columnheader").get_by_role("button", name="Fair share")
-    head.tap()
-    expect(tip).to_contain_text(FAIR_SHARE)
-    expect(tip).to_contain_text("Here: the share that it is entitled to now")
-    expect(page.get_by_role("columnheader", name="Fair share")).to_have_attribute("aria-sort", "descending")
-    box = tip.bounding_box()
-    assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 390
-    page.get_by_role("heading", level=1).tap()
-    expect(tip).to_be_hidden()
 
 
 def test_the_runbook_is_a_page_with_its_sections(page, scheduler):
@@ -492,17 +438,14 @@ def stand_by(page: Page, scheduler: SchedulerProcess, leader: str) -> None:
     page.route(f"{scheduler.url}/api/**", lambda route: route.fulfill(status=503, json=error, headers=headers))
 
 
-@pytest.mark.parametrize("leader", ["", "sched-2.example:9757", "//x/..:1"])
+@pytest.mark.parametrize("leader", ["", "//x/..:1"])
 def test_a_leader_that_the_browser_may_not_reach_is_named_alone(page, scheduler, leader):
     stand_by(page, scheduler, leader)
     page.clock.install()
     page.goto(f"{scheduler.url}/#/pools")
     told = page.locator("header .stale")
     expect(told).to_contain_text(leader or "no leader at the moment")
-    links = told.get_by_role("link")
-    assert [link.get_attribute("href") for link in links.all()] == (
-        [f"http://{leader}/#/pools"] if leader.startswith("sched") else []
-    )
+    expect(told.get_by_role("link")).to_have_count(0)
     page.clock.run_for(20_000)
     expect(told).to_contain_text("This scheduler is a standby")
     assert page.url == f"{scheduler.url}/#/pools"

@@ -188,13 +188,3 @@ def test_guarantees_are_tried_copied_applied_and_undone(page, site, tmp_path):
     dialog(page).get_by_role("button", name="Undo", exact=True).click()
     expect(bar).to_have_value("0")
     assert guaranteed() == 0.0
-
-
-def test_guarantees_that_are_too_much_are_warned_of_and_reset(page, site):
-    site.open(page, "#/guarantees/default")
-    for name in ("p", "narrow"):
-        page.get_by_role("slider", name=name, exact=True).fill("4")
-    expect(page.locator(".note").first).to_contain_text("guarantee")
-    press(page, "Reset")
-    expect(page.get_by_role("slider", name="p", exact=True)).to_have_value("0")
-    expect(page.get_by_role("button", name="Apply", exact=True)).to_be_disabled()
