@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_process import YT, PlayedNode, SchedulerProcess, clean_environment
-from test_cgroup_executor import find_keepers
+from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-
-from cpumond.cluster import remove_cgroups
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and network namespaces")
 
@@ -167,18 +164,6 @@ class DefaultScheduler(SchedulerProcess):
     def ask(self, *requests: tuple[int, str, str, dict[str, str]]) -> list[tuple[int, str]]:
         return ask(("127.0.0.1", 9757), *((*each, {}) for each in requests), prefix=self.prefix)
 
-    def run(self, *command: str, **environment: str) -> str:
-        """A command line of this process' account, without any option about the scheduler."""
-        done = subprocess.run(
-            [*self.prefix, *command], env={**clean_environment(), "HOME": str(self.directory), **environment},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def cpumond(self, *arguments: str) -> str:
-        return self.run(sys.executable, "-m", "cpumond", *arguments)
-
 
 @pytest.fixture
 def network() -> Iterator[int]:
@@ -241,54 +226,6 @@ def test_without_a_configured_address_only_root_and_its_own_account_are_answered
         for path in [place / "state", *(place / "state").iterdir()]:
             assert path.stat().st_mode & 0o077 == 0 or path == place / "state", path
     finally:
-        scheduler.close()
-
-
-@needs_root
-def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path, network: int) -> None:
-    """The command line, ``yt`` and the agent find their way without an option, jobs do not."""
-    scheduler = DefaultScheduler(place, network, 0)
-    scheduler.start()
-    root = f"cpumond-test-access-{os.getpid()}"
-    config = place / "agent.toml"
-    config.write_text(
-        f'state_dir = "{place}/agent"\nruntime_dir = "{place}/run"\nnode_id = "here"\n'
-        f'[scheduler]\nurl = "http://127.0.0.1:9757"\nheartbeat_period = "100ms"\n'
-        f'[executor]\nkind = "cgroup"\ncgroup_root = "{root}"\nuser = "nobody"\n'
-        '[resources]\ncpu = 2\n[metrics]\nlisten = ""\n'
-    )
-    with open(place / "agent.log", "wb") as log:
-        agent = subprocess.Popen(
-            [*scheduler.prefix, sys.executable, "-m", "cpumond", "agent", "--config", str(config)],
-            env=clean_environment(), stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
-        scheduler.cpumond("pool", "create", "research", "strong_guarantee_resources={cpu=50}")
-        blocked = scheduler.yt_environment(bindings=False)["PYTHONPATH"]
-        scheduler.run(
-            str(YT), "set", "//sys/pools/research/@weight", "3", YT_PROXY="127.0.0.1:9757", PYTHONPATH=blocked
-        )
-        assert "3" in scheduler.cpumond("pool", "list")
-        command = (
-            "env; exec 3<>/dev/tcp/127.0.0.1/9757; "
-            r"printf 'GET /api/v1/operations HTTP/1.0\r\nHost: 127.0.0.1\r\nX-YT-User-Name: root\r\n\r\n' >&3; cat <&3"
-        )
-        operation = scheduler.cpumond(
-            "operation", "start", "--pool", "research", "--cpu-limit", "1", "--memory", "64M", "--", "bash", "-c",
-            command,
-        ).split()[-1]  # fmt: skip
-        scheduler.cpumond("operation", "wait", operation)
-        said = scheduler.cpumond("operation", "log", operation)
-        assert "HTTP/1.1 403" in said
-        assert "this is nobody (uid 65534)" in said
-        assert "CPUMOND_JOB_ID=" in said
-        assert "TOKEN=" not in said
-    finally:
-        agent.terminate()
-        agent.wait(100)
-        remove_cgroups(root, "/proc/self/mountinfo")
-        # It keeps its files up to date in a directory that is removed next, and ends without a job.
-        wait_until(lambda: not find_keepers(place / "run"), "the keeper ends")
         scheduler.close()
 
 

@@ -32,22 +32,13 @@ def watched(browser) -> Iterator[tuple[Watch, object]]:
     context.close()
 
 
-def test_a_page_in_which_all_goes_well(page, url):
-    page.goto(url)
-    page.evaluate("console.log('all is well'); console.warn('so far')")
-    page.evaluate("const gone = new AbortController(); fetch('/', {signal: gone.signal}).catch(() => 0); gone.abort()")
-    assert page.viewport_size == {"width": 1280, "height": 800}
-
-
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
         ("console.error('a mistake')", "console: a mistake"),
-        ("setTimeout(() => { throw new Error('nobody catches it') }); 0", "uncaught: nobody catches it"),
         ("Promise.reject(new Error('nobody waits for it')); 0", "uncaught: nobody waits for it"),
         ("alert('<img src=x>')", "dialog: alert: <img src=x>"),
         ("fetch('/missing').then(() => 0)", "status: 404 GET "),
-        ("fetch('http://127.0.0.1:1/').catch(() => 0)", "request failed: GET http://127.0.0.1:1/: net::ERR_"),
         ("fetch('https://example.com/').catch(() => 0)", "net::ERR_NAME_NOT_RESOLVED"),
     ],
 )

@@ -8,23 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
-import psycopg
 import pytest
 import test_every_command as every
 from commands import run_command
-from postgresql import run_sql
 from waiting import is_over, wait_until
 
 from cpumond.cluster import CLUSTER_PREFIX, Cluster
-from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 
@@ -205,32 +200,3 @@ def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchie
         assert list_cgroups(command.process.pid) == []
         after.end()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_of_two_schedulers_one_leads_and_the_other_when_it_is_killed(hierarchies: Hierarchies) -> None:
-    try:
-        PostgresServer().close()
-    except UnavailableError as error:
-        pytest.skip(f"needs PostgreSQL: {error}")
-    # PostgreSQL's own account has to get into its directory.
-    with Command(Path(tempfile.gettempdir()), "--schedulers", "2", "--json") as command:
-        told = json.loads(command.read_line())
-        first, second = told["schedulers"]
-        # Whoever reaches it is its superuser, and could start jobs: other users of the machine must not.
-        config = tomllib.loads(Path(told["directory"], "scheduler/config.toml").read_text(encoding="utf-8"))
-        conninfo = config["store"]["conninfo"]
-        assert run_sql(conninfo, "SELECT term FROM cpumond_lease") == [(1,)]
-        with pytest.raises(psycopg.OperationalError, match="refused"):
-            run_sql(f"{conninfo} host=127.0.0.1", "SELECT 1")
-        addresses = f"{first},{second}"
-        operation = operate(
-            addresses, told["token"], "start", "--pool", "p", "--cpu-limit", "0.1", "--", "sleep", "1000"
-        )
-        leader = next(url for url in (first, second) if httpx2.get(f"{url}/readyz").json()["role"] == "leader")
-        os.kill(told["schedulers"][leader], signal.SIGKILL)
-        assert operation in operate(addresses, told["token"], "list")
-        other = second if leader == first else first
-        assert httpx2.get(f"{other}/readyz").json()["role"] == "leader"
-        command.end()
-    assert not os.path.exists(told["directory"])
-    assert list_cgroups(command.process.pid) == []

@@ -5,11 +5,8 @@ What is foretold is compared with what then happens.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from commands import run_command
-from waiting import is_over, wait_until
+from waiting import wait_until
 
 from cpumond.cluster.processes import Cluster
 
@@ -121,43 +118,6 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     longest_s = max(job["finish_time"] - job["start_time"] for job in site.list_jobs(*ahead))
     assert abs(site.first_start(began) - foretold) < 1.25 * max(site.round_s, longest_s)
     assert any(line.startswith("its first job starts after") for line in told["lines"])
-
-
-def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
-    scheduler = psutil.Process(site.cluster.scheduler.pid)
-    seen: dict[int, psutil.Process] = {}
-
-    def stop_all() -> list[psutil.Process]:
-        """A round of forecasts and the simulation, once both are there: stopped, so that neither ends by itself.
-
-        A report of idle CPU is no third one: it has no child of its own where no operation waits.
-        """
-        for each in scheduler.children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if each.children():
-                    each.suspend()
-                    seen.setdefault(each.pid, each)
-        found = [each for each in seen.values() if not is_over(each)]
-        return found if len(found) == 2 else []
-
-    long = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
-    wait_until(lambda: site.show(long)["jobs"]["active"] == 2)
-    running = subprocess.Popen(
-        [*site.words, "operation", "simulate", "--pool", "p", "--job-count", "100000", "--", "sleep", "1"],
-        env={**os.environ, **site.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        both = wait_until(stop_all, "a round and the simulation")
-        running.send_signal(signal.SIGINT)
-        assert running.wait(100) != 0
-        wait_until(lambda: sum(map(is_over, both)) == 1, "the simulation's process is ended")
-    finally:
-        for each in seen.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.resume()
-        running.kill()
-        running.communicate()
-        site.run("operation", "abort", long)
 
 
 def is_first_to_go(process: psutil.Process) -> bool:

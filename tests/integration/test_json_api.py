@@ -191,14 +191,6 @@ def test_a_body_that_grows_beyond_the_limit_is_refused_without_a_length(shared):
 # --- the service itself
 
 
-def test_without_a_store_changes_are_refused_and_the_rest_goes_on(server):
-    server.call(lambda scheduler: scheduler.store.close())
-    refusal = server.post("/trees", {"name": "new"}, 503)
-    assert "state.sqlite" in refusal["error"]
-    assert [tree["name"] for tree in server.get("/trees")["trees"]] == ["default"]
-    assert "store_errors" in {alert["code"] for alert in server.get("/alerts")["alerts"]}
-
-
 # --- logs of jobs, and what jobs used
 
 

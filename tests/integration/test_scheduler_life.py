@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import shutil
 import signal
 import socket
-import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,28 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from waiting import wait_until
 
 TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
 
 
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
 # --- start and end ---------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_store_begins_with_the_default_tree(scheduler):
-    scheduler.start()
-    trees = scheduler.get("trees")
-    assert trees["default_tree"] == "default"
-    assert [(tree["name"], tree["is_default"], tree["pool_count"]) for tree in trees["trees"]] == [("default", True, 0)]
-    assert scheduler.get("/readyz")["status"] == scheduler.get("/healthz")["status"] == "ok"
-    assert scheduler.get("status")["update_period_s"] == 0.05, "the period of the configuration"
-    assert mode_of(scheduler.state_dir) == 0o700
-    assert mode_of(scheduler.state_dir / "scheduler.db") == 0o600
 
 
 def test_a_shared_database_has_to_be_found_and_is_not_begun_anew(scheduler: SchedulerProcess):
@@ -227,25 +209,3 @@ def test_the_head_of_a_request_has_a_limit(scheduler):
             answer = client.getresponse()
             assert (answer.status, bool(answer.read())) == (200, True)
     assert scheduler.stop() == 0
-
-
-def test_a_state_directory_that_is_removed_costs_nothing_that_was_confirmed(scheduler):
-    scheduler.start()
-    scheduler.create_pool("before")
-    # At once: it may make its files anew while they are removed one by one.
-    shutil.rmtree(scheduler.state_dir.rename(scheduler.directory / "gone"))
-
-    def list_alerts() -> set[str]:
-        return {alert["code"] for alert in scheduler.get("alerts")["alerts"]}
-
-    wait_until(lambda: "store_lost" in list_alerts(), "it is noticed without a command")
-    assert scheduler.events("store_lost")
-    files = [scheduler.state_dir / f"scheduler.db{suffix}" for suffix in ("", "-wal", "-shm", ".lock")]
-    wait_until(lambda: all(path.exists() for path in files), "its files are there again")
-    for path in files:
-        path.unlink()
-    scheduler.create_pool("after")
-    scheduler.kill()
-    scheduler.start()
-    pools = {pool["name"] for pool in scheduler.get("trees/default/pools")["pools"]}
-    assert {"before", "after"} <= pools

@@ -166,17 +166,7 @@ def test_limits_show_the_newest_state_of_all_nodes_in_order(start):
     ]
     shown = limits["jobs"][1]
     assert shown.pop("received_at") > 1.7e9
-    assert shown == {
-        "node_id": "node-2",
-        "job_id": "b",
-        "operation_id": "op-1",
-        "cpu_limit": 1.0,
-        "current_cpu_limit": 2.0,
-        "smoothed_cpu_usage": 0.25,
-        "mode": "pinned",
-        "incarnation": "run-1",
-        "sequence": 1,
-    }
+    assert shown == raised | {"node_id": "node-2", "incarnation": "run-1", "sequence": 1}
     assert limits["totals"] == {"cpu_limit": 9.0, "current_cpu_limit": 5.0, "reclaimed": 5.0}
 
 
@@ -218,15 +208,3 @@ def test_a_busy_address_is_exit_73(capsys):
         assert run(["stub-scheduler", "--listen", address]) == 73
     sentence = f"cpumond: {address} is already in use; stop the program that listens there, or give another --listen\n"
     assert capsys.readouterr() == ("", sentence)
-
-
-def test_schema_prints_the_schema_of_a_heartbeat(capsys):
-    assert run(["schema", "heartbeat"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert "jobs" in schema["$defs"]["Heartbeat"]["properties"]
-    assert run(["schema", "hartbeat"]) == 64
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "no message or command 'hartbeat'" in err
-    assert 'did you mean "heartbeat"' in err

@@ -94,33 +94,6 @@ def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):
     assert (view["stage"]["state"], view["stage"]["why"]) == ("stopped", "second week")
 
 
-def test_a_stage_of_all_nodes_is_named_and_changed_from_what_it_is(sign, scheduler):
-    budget = {"max_late_cores": 0.5, "max_foreign_writes": 2, "max_errors": 1, "check_period_s": 60.0}
-    scheduler.post(
-        "rollout",
-        {"nodes_filter": "", "level": "quota", "canary_ratio": 0.9, "canary_period_s": 600, "budget": budget},
-    )
-    page = sign("root")
-    row = page.get_by_role("table", name="Stages of the roll-out").get_by_role("row").last
-    expect(row.get_by_role("rowheader")).to_have_text("all nodes")
-    press(page, "Change")
-    dialog = page.get_by_role("dialog", name="Change the stage of all nodes")
-    for label, value in (
-        ("Nodes", ""), ("Level", "quota"), ("Advance after, seconds", "600"), ("Maximum of late cores", "0.5"),
-        ("Maximum of foreign writes", "2"), ("Maximum of errors", "1"),
-    ):  # fmt: skip
-        expect(dialog.get_by_label(label, exact=True)).to_have_value(value)
-    press(page, "Show what it changes")
-    press(page, "Apply")
-    expect(dialog).to_have_count(0)
-    [view] = scheduler.get("rollout")["stages"]
-    assert (view["stage"]["level"], view["stage"]["budget"]) == ("quota", budget)
-    page.set_viewport_size({"width": 390, "height": 844})  # each cell has its head before it, in words
-    labels = page.locator("td[data-label]").evaluate_all("cells => cells.map((cell) => cell.dataset.label).join()")
-    assert "Hosts at level" in labels
-    assert "object" not in labels
-
-
 def test_who_is_no_administrator_sees_all_and_may_set_nothing(sign):
     page = sign("ann", viewport={"width": 390, "height": 844})
     expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()

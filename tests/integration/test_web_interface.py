@@ -45,14 +45,8 @@ def raw(scheduler: SchedulerProcess, path: str, **headers: str) -> tuple[int, di
         return answer.status_code, dict(answer.headers), b"".join(answer.iter_raw())
 
 
-def test_the_page_is_there_for_everybody_and_all_it_loads(scheduler):
-    status, headers, page = raw(scheduler, "/", **{"Accept-Encoding": "gzip"})
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "trusted-types 'none'" in headers["content-security-policy"]
-    assert b'src="/web/scheduler.js"' in gzip.decompress(page)
-    assert raw(scheduler, "/", **{"If-None-Match": headers["etag"]})[0] == 304
-    assert scheduler.request("HEAD", "/web/scheduler.js").status_code == 200
-    # The files hold no data, so nobody asks under which name they were reached.
+def test_only_the_pages_own_files_are_there_under_any_name(scheduler):
+    """They hold no data, so nobody asks under which name they were reached; more is in ``tests/unit/web``."""
     assert raw(scheduler, "/", Host="elsewhere.example")[0] == 200
     assert raw(scheduler, "/api/v1/me", Host="elsewhere.example")[0] == 403
 

@@ -294,27 +294,6 @@ def test_operations_are_named_by_their_titles(page, site):
     expect(crumbs.get_by_role("link", name="Moving usage")).to_have_attribute("href", f"#/operations/{moving}")
 
 
-def test_a_gang_shows_its_incarnation_and_ranks(page, site):
-    task = {
-        "command": "sleep 1000",
-        "job_count": 2,
-        "cpu_limit": 0.02,
-        "memory_limit": 2**20,
-        "gang_options": {"size": 1},
-    }
-    gang = site.cluster.post("/api/v1/operations", {"spec": {"pool": "night", "tasks": {"ring": task}}})["id"]
-    site.cluster.wait(lambda: len(site.cluster.jobs(gang, "running")) == 2, "both of its jobs run", WAIT_S)
-    site.open(page, f"#/operations/{gang}")
-    (incarnation,) = site.cluster.operation(gang)["incarnations"]
-    expect(page.locator("main")).to_contain_text(f"{incarnation['id']}, since ")
-    site.open(page, f"#/operations/{gang}?tab=jobs")
-    assert sorted(job["cookie"] for job in site.cluster.jobs(gang)) == [0, 1]
-    for rank in ("ring, rank 0", "ring"):
-        expect(page.get_by_role("cell", name=rank, exact=True)).to_have_count(1)
-    site.cluster.post(f"/api/v1/operations/{gang}/abort", {})
-    site.cluster.wait(lambda: not site.cluster.jobs(gang, "stopping"), "its jobs are gone", WAIT_S)
-
-
 # --- the resulting specification
 
 

@@ -63,17 +63,3 @@ def test_json_has_the_causes_most_cores_first(choked, server):
     ]
     assert choked.json("why", "other")["causes"] == []
     assert "does not exist" in server.get("/trees/default/why", 404, pool="nobody")["error"]
-
-
-def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, server):
-    # Used, demand, waiting, as of the last update.
-    wait_until(lambda: choked("pool", "list").splitlines()[-1].split()[6:9] == ["2", "2", "4"], "it waits for 4 cores")
-    assert "operations that do not run yet want 4 cores" in choked("pool", "show", "research")
-    wait_until(lambda: server.get("/overview")["why"].startswith("4 cores stand idle"), "the report follows")
-    assert server.get("/overview")["trees"][0]["waiting_cores"] == 4.0
-
-    def held() -> dict[str, float]:
-        table = server.get("/trees/default/pool_table")
-        return {row[0]: row[table["columns"].index("held_cores")] for row in table["rows"]}
-
-    wait_until(lambda: held() == {"<Root>": 4, "research": 4, "other": 0}, "the idle cores are shown")
