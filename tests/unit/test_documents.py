@@ -151,8 +151,7 @@ def test_a_wrong_command_is_found(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "kinds"),
-    [("why-waits", get_args(CauseKind)), ("why-idle", KINDS), ("events", get_args(EventKind))],
+    ("page", "kinds"), [("why-waits", get_args(CauseKind)), ("why-idle", KINDS), ("events", get_args(EventKind))]
 )
 def test_pages_list_every_kind(page: str, kinds: tuple[str, ...]) -> None:
     cells = re.findall(r"^\| (`.*?) \|", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -109,8 +109,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "arguments", "sentence"),
-    [(command, *row) for command, rows in ROWS.items() for row in rows],
+    ("command", "code", "arguments", "sentence"), [(command, *row) for command, rows in ROWS.items() for row in rows]
 )
 def test_a_wrong_command_line_is_one_sentence(
     command: str, code: int, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]

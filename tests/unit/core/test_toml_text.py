@@ -19,10 +19,7 @@ from cpumond.core.toml_text import list_lines
         ("a = “b”", 'quotes must be straight; write a = "b"'),
         ("a = «b»", 'quotes must be straight; write a = "b"'),
         ("a = 1\na = 2", "a appears twice, first in line 2; keep one of them"),
-        (
-            "[t]\nb = 1\n[t]",
-            "the table [t] appears twice, first in line 2; put all of its keys below one of them",
-        ),
+        ("[t]\nb = 1\n[t]", "the table [t] appears twice, first in line 2; put all of its keys below one of them"),
         (r'a = "C:\Users\x"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'C:\Users\x'"""),
         (r'a = "job_\d+"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'job_\d+'"""),
         ("a = shadow", 'a text needs quotes; write a = "shadow"'),

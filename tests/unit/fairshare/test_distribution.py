@@ -49,11 +49,7 @@ def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
 
 @pytest.mark.parametrize(
     ("total", "strong", "proposed", "parts"),
-    [
-        (0.5, 0.5, 0.5, (0.5, 0.0, 0.0)),
-        (0.6, 0.5, 0.5, (0.5, 0.1, 0.0)),
-        (1.0, 0.25, 0.5, (0.25, 0.5, 0.25)),
-    ],
+    [(0.5, 0.5, 0.5, (0.5, 0.0, 0.0)), (0.6, 0.5, 0.5, (0.5, 0.1, 0.0)), (1.0, 0.25, 0.5, (0.25, 0.5, 0.25))],
 )
 def test_an_integral_guarantee_is_what_the_strong_one_leaves(total, strong, proposed, parts):
     """12: the parts add up to the share."""

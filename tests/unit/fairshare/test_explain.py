@@ -7,16 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cpumond.core.words import format_percent
-from cpumond.fairshare import (
-    ROOT,
-    IntegralGuarantees,
-    Operation,
-    Options,
-    Pool,
-    Snapshot,
-    Vector,
-    fair_share_update,
-)
+from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, Vector, fair_share_update
 from cpumond.fairshare.explain import Explanation, explain
 from cpumond.fairshare.resources import UNLIMITED, format_amount, format_dominant
 from cpumond.fairshare.validate import validate
@@ -41,11 +32,7 @@ def strong(value: float) -> tuple[None, float, None, None, None]:
 
 
 def why(
-    name: str,
-    pools: list[Pool],
-    operations: list[Operation],
-    options: Options = NORMAL,
-    root: Pool = PLAIN_ROOT,
+    name: str, pools: list[Pool], operations: list[Operation], options: Options = NORMAL, root: Pool = PLAIN_ROOT
 ) -> Explanation:
     snapshot = Snapshot(TOTAL, tuple(pools), tuple(operations), options, root)
     validate(snapshot)
@@ -419,15 +406,10 @@ def test_names_are_shown_harmless():
 @pytest.mark.parametrize(
     ("fraction", "text"),
     [
-        (0.0, "0.0"),
-        (0.23, "23.0"),
-        (1.5, "150.0"),
-        (0.0005, "0.1"),
-        (0.00041, "0.04"),
-        (1.2e-6, "0.0001"),
+        (0.0, "0.0"), (0.23, "23.0"), (1.5, "150.0"), (0.0005, "0.1"), (0.00041, "0.04"), (1.2e-6, "0.0001"),
         (1e-12, "0.0"),
     ],
-)
+)  # fmt: skip
 def test_percent(fraction, text):
     assert format_percent(fraction) == text
 

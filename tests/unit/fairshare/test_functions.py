@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cpumond.fairshare.functions import (
-    ShareFunction,
-    gang_function,
-    operation_function,
-)
+from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function, stop_within
 from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, sum_in_order, sum_vectors

@@ -38,6 +38,17 @@ def test_the_guests_fit_beside_the_sleeping_simulation_and_not_beside_the_workin
     assert plan.capacity + plan.operations["render"].cpu_limit > plan.capacity
 
 
+def run_program(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-I", "-S", "-c", demo_jobs.JOB_PROGRAM, *arguments], check=False).returncode
+
+
+def test_a_job_ends_after_its_time_and_one_of_a_dead_owner_does_not_begin():
+    with subprocess.Popen(["true"]) as owner:
+        pass
+    assert run_program(str(os.getpid()), "0.1", "0.3", "") == 0
+    assert run_program(str(owner.pid), "0.1", "0", "") == 1
+
+
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

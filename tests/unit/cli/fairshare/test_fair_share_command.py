@@ -161,10 +161,7 @@ def test_explain_as_json_is_one_line(write, capsys):
 
 def test_explain_of_an_unknown_element_is_64(write, capsys):
     assert run(["fair-share", write(TREE), "--explain", "secnd"]) == 64
-    assert capsys.readouterr() == (
-        "",
-        'cpumond: --explain: there is no "secnd" in the tree; did you mean "second"?\n',
-    )
+    assert capsys.readouterr() == ("", 'cpumond: --explain: there is no "secnd" in the tree; did you mean "second"?\n')
     assert run(["fair-share", write(TREE), "--explain", "zzzzz"]) == 64
     assert capsys.readouterr().err == (
         'cpumond: --explain: there is no "zzzzz" in the tree; give the name of a pool or operation\n'

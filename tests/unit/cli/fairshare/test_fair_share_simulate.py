@@ -86,14 +86,10 @@ def test_a_day_in_steps_of_a_second_is_the_default(tree, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("step", "every", "times"),
     [
-        ("1s", "2s", [0, 2, 4, 6]),
-        ("1s", "2.5s", [0, 3, 5]),
-        ("100ms", "300ms", [0, 0.3, 0.6, 0.9, 1.2]),
-        ("2s", "1s", [0, 2, 4, 6]),
-        ("2s", "0", [0, 2, 4, 6]),
-        ("1s", "1h", [0]),
+        ("1s", "2s", [0, 2, 4, 6]), ("1s", "2.5s", [0, 3, 5]), ("100ms", "300ms", [0, 0.3, 0.6, 0.9, 1.2]),
+        ("2s", "1s", [0, 2, 4, 6]), ("2s", "0", [0, 2, 4, 6]), ("1s", "1h", [0]),
     ],
-)
+)  # fmt: skip
 def test_every_prints_the_first_step_of_each_stretch(tree, capsys, step, every, times):
     until = "1.2s" if step == "100ms" else "6s"
     assert simulate(tree, "--until", until, "--step", step, "--every", every) == 0

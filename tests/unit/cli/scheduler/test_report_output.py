@@ -243,18 +243,13 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ((None, None, False), ("text", None)),
-        (("csv", None, False), ("csv", None)),
-        ((None, None, True), ("json", None)),
-        (("json", "x.txt", True), ("json", "x.txt")),
-        ((None, "x.CSV", False), ("csv", "x.CSV")),
-        ((None, "x", False), ("text", "x")),
-        ((None, "x.txt", False), ("text", "x.txt")),
-        (("text", "x.pdf", False), ("text", "x.pdf")),
-        (("text", "x.csv", False), ("text", "x.csv")),
-        ((None, "-", False), ("text", None)),
+        ((None, None, False), ("text", None)), (("csv", None, False), ("csv", None)),
+        ((None, None, True), ("json", None)), (("json", "x.txt", True), ("json", "x.txt")),
+        ((None, "x.CSV", False), ("csv", "x.CSV")), ((None, "x", False), ("text", "x")),
+        ((None, "x.txt", False), ("text", "x.txt")), (("text", "x.pdf", False), ("text", "x.pdf")),
+        (("text", "x.csv", False), ("text", "x.csv")), ((None, "-", False), ("text", None)),
     ],
-)
+)  # fmt: skip
 def test_the_format_is_told_or_taken_from_the_name(given, expected):
     assert choose_output(*given) == expected
 

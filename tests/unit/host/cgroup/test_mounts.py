@@ -145,14 +145,10 @@ def test_a_mount_point_of_bytes_that_are_no_text(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "x",
-        "34 33 0:29 / /c rw",
-        "34 33 0:29 / /c rw -",
-        "34 33 0:29 / /c rw - cgroup",
+        "", "x", "34 33 0:29 / /c rw", "34 33 0:29 / /c rw -", "34 33 0:29 / /c rw - cgroup",
         "34 33 0:29 / /c rw - cgroup c",
     ],
-)
+)  # fmt: skip
 def test_lines_that_are_cut_off_are_left_out(line):
     assert parse_mountinfo(f"{line}\n34 33 0:29 / /c rw a:1 b:2 c - cgroup x rw,cpu\n") == [
         Mount(1, "/c", frozenset({"rw", "cpu"}), os.makedev(0, 29))

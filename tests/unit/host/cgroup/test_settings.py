@@ -68,15 +68,10 @@ def test_a_limit_as_a_quota(cores, found, above, quota, given, words):
 @pytest.mark.parametrize(
     ("found_us", "ratio", "burst_us"),
     [
-        (80_000, None, 50_000),
-        (20_000, None, 20_000),
-        (None, None, None),
-        (0, 0.5, 25_000),
-        (0, 1.0, 50_000),
-        (0, 0.0, 0),
-        (None, 0.5, None),
+        (80_000, None, 50_000), (20_000, None, 20_000), (None, None, None), (0, 0.5, 25_000), (0, 1.0, 50_000),
+        (0, 0.0, 0), (None, 0.5, None),
     ],
-)
+)  # fmt: skip
 def test_the_burst_found_is_kept_as_far_as_it_fits_or_is_asked_for(found_us, ratio, burst_us):
     assert compute_quota_target(0.5, CpuSettings(200_000, 100_000, found_us), FREE, ratio).settings.burst_us == burst_us
 
@@ -98,15 +93,10 @@ def test_a_cgroup_without_a_weight_stays_as_it_is():
 @pytest.mark.parametrize(
     ("cores", "shares", "weight"),
     [
-        (1.0, 1024, 100),
-        (0.5, 512, 50),
-        (2.5, 2560, 250),
-        (0.07, 72, 7),
-        (0.0, 2, 1),
-        (0.001, 2, 1),
+        (1.0, 1024, 100), (0.5, 512, 50), (2.5, 2560, 250), (0.07, 72, 7), (0.0, 2, 1), (0.001, 2, 1),
         (500.0, 262_144, 10_000),
     ],
-)
+)  # fmt: skip
 def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weight):
     assert (compute_start_weight(cores, 1), compute_start_weight(cores, 2)) == (shares, weight)
 

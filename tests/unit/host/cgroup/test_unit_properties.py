@@ -103,12 +103,7 @@ def test_what_a_drop_in_keeps_is_the_quota_itself(percent: int, period_us: int) 
         (CpuSettings(33_500, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", 340_000),)),
         (CpuSettings(None, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
         (CpuSettings(None, 50_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
-        (
-            CpuSettings(25_000, 50_000),
-            ("quota",),
-            1,
-            (("CPUQuotaPerSecUSec", 500_000), ("CPUQuotaPeriodUSec", 50_000)),
-        ),
+        (CpuSettings(25_000, 50_000), ("quota",), 1, (("CPUQuotaPerSecUSec", 500_000), ("CPUQuotaPeriodUSec", 50_000))),
         (CpuSettings(150_000, 100_000, None, 50), ("weight",), 2, (("CPUWeight", 50),)),
         (CpuSettings(150_000, 100_000, None, 512), ("weight",), 1, (("CPUWeight", 50),)),
         (CpuSettings(150_000, 100_000, None, None), ("weight",), 1, ()),

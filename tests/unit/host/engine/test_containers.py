@@ -240,12 +240,14 @@ def list_two(server: Server) -> None:
     server.answers["/containers/json"] = json.dumps([{"Id": OTHER}, {"Id": ID}]).encode()
 
 
-def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(server, monkeypatch):
+@pytest.mark.parametrize("status", [b"500 Error", b"403 Forbidden", b"204 No", b"301 Moved\r\nLocation: http://x/"])
+def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(server, monkeypatch, status):
     list_two(server)
-    monkeypatch.setattr(Server, "status", b"500 Internal Server Error")
+    monkeypatch.setattr(Server, "status", status)
     answer = watch_once(server)
     assert [job.name for job in answer.jobs] == ["web"]
-    assert answer.notes == (f"docker: {server.path}: /containers/{OTHER}/json was answered with status 500; ignored",)
+    told = f"was answered with status {status[:3].decode()}; ignored"
+    assert answer.notes == (f"docker: {server.path}: /containers/{OTHER}/json {told}",)
 
 
 @pytest.mark.parametrize("body", [b'{"Id": "a", "State": {"Pid": "1"}}', b" " * (2 << 20)])

@@ -39,14 +39,10 @@ def test_fields_of_all_types_are_read_and_unknown_ones_passed_over():
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x08",
-        b"\x0a\x05abc",
-        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
-        b"\x0b",
-        b"\x11123",
+        b"\x08", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x0b", b"\x11123",
         b"\x08" + b"\xff" * 11,
     ],
-)
+)  # fmt: skip
 def test_bytes_that_are_no_message(data):
     with pytest.raises(WireError):
         Message(data)
