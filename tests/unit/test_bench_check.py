@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
-import msgspec
 import pytest
-from bench.check import Figure, Run, judge, list_known, load_gates, load_runs, show_run
+from bench.check import Figure, judge, load_gates, load_runs
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -30,15 +28,6 @@ MORE = Figure(r"made ([\d.]+)/s", "of the bare application", "more")
 )
 def test_a_figure_is_compared_with_the_mean_of_its_runs(figure, value, known, text, is_good):
     assert judge("b f", figure, value, known) == (text, is_good)
-
-
-def test_a_run_that_is_recorded_is_read_again():
-    run = Run("quiet machine", "2026-01-01 00:00", {"a": {"x": 1.5}, "b": {}})
-    [again] = msgspec.convert(tomllib.loads(show_run(run))["run"], list[Run])
-    assert again == run
-    assert (list_known([run, run], "a", "x"), list_known([run], "b", "x"), list_known([run], "c", "x")) == (
-        [1.5, 1.5], [], [],
-    )  # fmt: skip
 
 
 def test_gates_name_programs_that_are_there_and_runs_are_of_gates():

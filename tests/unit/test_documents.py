@@ -167,19 +167,6 @@ def test_the_generated_references_are_fresh(script: ModuleType) -> None:
     assert script.make_commands() == script.COMMANDS.read_text(encoding="utf-8"), "run: python packaging/reference.py"
 
 
-def test_a_new_key_gets_the_coming_version_and_the_others_keep_theirs(script: ModuleType) -> None:
-    text = script.DOCUMENT.read_text(encoding="utf-8")
-    versions = {(file, key): version for file, key, version in script.read_versions(text)}
-    assert versions["cpumond.toml", "[monitor] check_period"] == "0.1"
-    assert versions["scheduler.toml", "[history] currency"] == "0.3"
-    assert script.find_version("## [Unreleased]\n\n## [0.2.0] - x\n") == "0.3"
-    assert script.find_version("## [0.3.1] - x\n\n## [0.2.0] - x\n") == "0.3"
-    less = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("| `check_period`"))
-    assert re.search(
-        r"\| `check_period` \| a duration in \[10ms, 1d\] \| `\"1s\"` \| 0\.[3-9]", script.make_document(less)
-    )
-
-
 def test_keys_that_documents_name_with_their_table_exist(script: ModuleType) -> None:
     known = {key for _, key, _ in script.read_versions(script.DOCUMENT.read_text(encoding="utf-8"))}
     texts = {path.name: " ".join(path.read_text(encoding="utf-8").split()) for path in DOCUMENTS}

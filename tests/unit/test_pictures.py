@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pictures
 import pytest
-import terminal
 from bench.peers import compare
 
 from cpumond.monitor.model import MonitorSettings
@@ -70,17 +69,3 @@ def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
 
 
 # the recording
-
-
-def test_a_recording_that_does_not_show_the_demo_is_not_kept() -> None:
-    text = (pictures.PICTURES / "demo.svg").read_bytes()
-    told = (
-        "\nAfter 60 s on a node of 1 core (real kernel), core-seconds by its counters:\n"
-        "  requested 80.4, used 21.2, reclaimed 18.0, used by jobs that were started on freed CPU 9.1\n"
-        "simulation had its whole guarantee back 2 times, 0.41, {} s after it woke up\n"
-        "It used its whole request 0.1 s after it woke up.\nfrom heartbeat to process 28 ms\n{}"
-    )
-    for late, rest in (("9.1", ""), ("0.4", "Not seen: simulation woke up.\n")):
-        with pytest.raises(SystemExit, match="Nothing was written"):
-            pictures.keep_demo([terminal.Chunk(0.0, told.format(late, rest))])
-    assert (pictures.PICTURES / "demo.svg").read_bytes() == text

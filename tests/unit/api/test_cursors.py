@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.api.cursors import cut_page
 from cpumond.api.json.call import Call, Shared
 from cpumond.api.json.operations import list_operations
 from cpumond.api.json.requests import OperationsQuery
@@ -62,16 +61,3 @@ async def test_a_cursor_is_of_one_order_and_comes_from_a_page(api: Shared) -> No
     for wrong in ("x", "é", *(each.hex() for each in forged)):
         with pytest.raises(CommandError, match="cursor"):
             await show_page(api, limit=1, cursor=wrong)
-
-
-def test_the_last_page_has_no_cursor() -> None:
-    def page(items: list[int], cursor: str = "") -> tuple[list[int], str | None]:
-        shown, then = cut_page(items, 2, cursor, lambda each: each, lambda one, other: one < other)
-        return list(shown), then
-
-    first, cursor = page([1, 2, 3, 4])
-    assert first == [1, 2]
-    assert cursor is not None
-    assert page([1, 2, 3, 4], cursor) == ([3, 4], None)
-    assert page([0, 1, 3, 5], cursor) == ([3, 5], None)
-    assert page([1], cursor) == ([], None)

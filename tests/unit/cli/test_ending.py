@@ -38,13 +38,6 @@ def test_signals_while_it_begins_to_wait_never_make_it_wait_for_ever():
                 os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_more_signals_than_a_pipe_holds_do_no_harm():
-    with ended_by(NUMBERS) as ending:
-        for _ in range(70_000):
-            ending.set()
-        assert ending.is_set()
-
-
 def test_a_hangup_that_is_ignored_stays_so():
     """As under nohup."""
     assert list_ending_signals() == [signal.SIGTERM, signal.SIGHUP]

@@ -19,17 +19,6 @@ def beat(sequence: int, cores: dict[str, float], incarnation: str = "i1") -> Hea
     return Heartbeat("n", incarnation, sequence, 0.0, 8.0, reports)
 
 
-def test_a_difference_has_what_is_new_changed_and_gone():
-    differences = Differences()
-    first, second = beat(1, {"a": 1.0, "b": 1.0, "c": 1.0}), beat(4, {"a": 1.0, "b": 0.5, "d": 1.0})
-    assert differences.make(first) is first
-    differences.taken(first, TAKEN)
-    told = differences.make(second)
-    assert isinstance(told, NodeHeartbeat)
-    assert ([report.job_id for report in told.jobs], told.gone, told.base) == (["b", "d"], ["c"], 1)
-    assert (told.sequence, told.job_count) == (4, 3)
-
-
 def test_a_heartbeat_whose_answer_is_lost_is_followed_by_a_full_one():
     differences = Differences()
     differences.taken(differences.make(beat(1, {"a": 1.0})), TAKEN)

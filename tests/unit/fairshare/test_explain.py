@@ -133,21 +133,15 @@ def closed(mode: str) -> list[Pool]:
             "limited by the resource_limits of o inside it, 23.0 % of cpu (46).",
         ),
         (
-            ROOT, [Pool("q")], [operation("small", "q", 1.0), LIMITED], {}, "limit",
-            "limited by the resource_limits of o inside it, 23.0 % of cpu (46).",
-        ),
-        (
             "o", [Pool("q")], RIVALS[:1], {"root": Pool(ROOT, "", resource_limits=limit(50.0))}, "limit",
             "limited by the resource_limits of <root> above it, 25.0 % of cpu (50).",
         ),
         # not its weight or its place
         ("p", closed("fair_share"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
-        ("p", closed("fifo"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
         (
             "o", [Pool("q")], GREEDY[:1], {}, "cluster",
             f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}.",
         ),
-        ("q", [RICH, Pool("q")], GREEDY, {}, "cluster", f"q gets nothing: it {NOTHING_LEFT}"),
         ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
         (
             "o0", [Pool("q", mode="fifo"), Pool("r")],
@@ -178,10 +172,6 @@ def closed(mode: str) -> list[Pool]:
             "g", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
             f"g gets nothing: {AT_ONCE} is more than its own limits allow.",
         ),
-        (
-            "q", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
-            "q gets nothing: the gang g inside it demands more than its own limits allow.",
-        ),
     ],
 )  # fmt: skip
 def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
@@ -203,7 +193,6 @@ def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
         ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
         (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is fully distributed"),
         ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
-        ("g", Pool("q"), [BIG_GANG], NORMAL, "  g, operation: 50.0 of 60.0 cpu demanded"),
         (
             "g", Pool("q", step_function_for_gang_operations=False), [BIG_GANG], GANGS,
             "  g, operation: 50.0 of 60.0 cpu demanded",

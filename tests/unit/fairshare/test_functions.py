@@ -13,8 +13,8 @@ import pytest
 
 from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
-from cpumond.fairshare.pool_functions import pool_function, stop_within
-from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, sum_in_order, sum_vectors
+from cpumond.fairshare.pool_functions import pool_function
+from cpumond.fairshare.resources import ONE, ZERO, Vector, sum_in_order, sum_vectors
 
 CLOSE = 1e-12
 
@@ -56,40 +56,6 @@ def factors_of(weights: Sequence[float]) -> list[float]:
 
 def near(v: Vector, tolerance: float = CLOSE) -> object:
     return pytest.approx(v, abs=tolerance, rel=0.0)
-
-
-# ---- operations and gangs
-
-
-def test_demands_far_beyond_the_cluster_that_meet_their_limits_together():
-    """9.4: whichever resource rounding lets be first at its limit, all stop there, none beyond suggestion 1."""
-    rng = random.Random(9)
-    for _ in range(2000):
-        # cpu from 0 and memory from u both reach 1 (or all of u) where 1/n of the way is done
-        n, u = 10.0 ** rng.uniform(0.5, 5.0), rng.choice([rng.random(), 0.6])
-        top = rng.choice([1.0, 1.0, u])
-        demand = vec(cpu=top * n, memory=u + (1.0 - u) * n, slots=u)
-        function = operation_function(vec(memory=u, slots=u), demand, vec(cpu=top, memory=1.0, slots=1.0))
-        assert function.starts == sorted(function.starts)
-        assert function.starts[-1] < 1.0
-        if top == 1.0:
-            assert function.value(1.0) == near(vec(cpu=1.0, memory=1.0, slots=u), 1e-9)
-        else:
-            assert function.value(1.0) == near(vec(cpu=u, memory=1.0, slots=u), 1e-9)
-
-
-def test_resources_that_need_the_same_suggestion_at_one_point():
-    """9.4: three lines through one point, which rounding spreads; from there on the steepest binds."""
-    rng = random.Random(940)
-    for _ in range(400):
-        s, x, slopes = rng.randrange(10, 60) / 100, rng.randrange(1, 9) / 10, rng.sample(range(1, 40), 3)
-        growth = vec(*(slope / 10 for slope in slopes))
-        usage = add(vec(*(max(s - m / 10 * x, 0.0) for m in slopes)), (0.0, 0.0, 0.0, 0.0, s))
-        function = operation_function(usage, add(usage, growth), ONE)
-        assert function.value(s / 2) == near(least(usage, (s / 2,) * 5))
-        for at in (s + 0.05, s + 0.2):
-            part = min(1.0, *((at - u) / m for u, m in zip(usage, growth, strict=True) if m))
-            assert function.value(at) == near(add(usage, scale(growth, part)))
 
 
 # ---- pools
@@ -136,31 +102,6 @@ def test_bounds_that_are_met_exactly(path, bounds, value):
     assert pool(path, **bounds).value(1.0) == near(value)
 
 
-@pytest.mark.parametrize("cpu", [1.0 - 5e-13, math.nextafter(1.0, 0.0)])
-def test_what_needs_next_to_all_of_the_cluster_is_not_yet_all(cpu):
-    """9.4: below suggestion 1 there is no end, however near; growth and jumps that need no more are made."""
-    for rest in (op(vec(memory=0.5)), gang(vec(memory=0.5)), op(vec(memory=0.25, cpu=1.0), usage=vec(memory=0.25))):
-        assert pool(fifo(op(vec(cpu=cpu)), rest)).value(1.0)[3] > 0.2
-        assert pool(fifo(op(vec(cpu=1.0)), rest)).value(1.0) == vec(cpu=1.0)
-    assert pool(fifo(op(vec(cpu=cpu)))).value(1.0) == vec(cpu=cpu)
-    assert pool(fifo(op(vec(cpu=1.0))), guarantee=vec(cpu=1.0 - cpu)).value(1.0) == vec(cpu=1.0)
-
-
-def test_two_resources_that_fill_to_the_same_level():
-    """9.4: the second needs no more suggestion than the first but for rounding, near to nothing beyond guarantees."""
-    rng = random.Random(941)
-    for _ in range(400):
-        demands = [rng.randrange(1, 12) / 100 for _ in range(rng.randint(2, 5))]
-        shuffled = rng.sample(demands, len(demands))
-        path = fifo(*(op(vec(cpu=d)) for d in demands), *(op(vec(memory=d)) for d in shuffled))
-        beyond = rng.choice([1e-2, 1e-3, 1e-6, 1e-9])
-        guaranteed = sum(demands) - beyond
-        function = pool(path, guarantee=vec(cpu=guaranteed, memory=guaranteed))
-        assert function.value(0.0) == near(vec(cpu=guaranteed))
-        assert function.value(beyond / 2) == near(vec(cpu=guaranteed + beyond / 2))
-        assert function.value(beyond * 1.01) == near(vec(cpu=sum(demands), memory=sum(demands)))
-
-
 # ---- sums near a bound are decided exactly
 
 
@@ -174,18 +115,6 @@ def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
         assert pool(path, limits=vec(cpu=exact)).value(1.0) == near(vec(cpu=exact))
         slightly_less = pool(path, limits=vec(cpu=math.nextafter(exact, 0.0))).value(1.0)[1]
         assert slightly_less <= exact - min(demands) / 2.0
-
-
-def test_behind_a_jump_that_ends_just_below_the_limit_the_rest_is_used():
-    """9.4: half a tolerance below the limit is below it: what follows grows up to it, and memory with it."""
-    room = 5e-13
-    children = [gang(vec(cpu=0.25)), op(vec(cpu=0.5, memory=0.5))]
-    limit = vec(cpu=0.5 + room, memory=1.0)
-    step, x, value = stop_within(weighted(children), limit)
-    assert path_value(weighted(children), x) == near(value)
-    assert x == pytest.approx(0.25 + room, abs=1e-16)
-    assert value == near(vec(cpu=0.5 + room, memory=0.25 + room), 1e-15)
-    assert step == 2
 
 
 def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():

@@ -115,7 +115,6 @@ FIFO = "has mode fifo, where only operations can be; give it another parent, or 
             'operation "o": its parent "zzz" does not exist; "<root>" is the parent of the first level',
         ),
         (tree(Pool("q"), Operation("o", "q"), Operation("p", "o")), f'operation "p": its parent "o" {AN_OPERATION}'),
-        (tree(Pool("q", "o"), Operation("o", ROOT)), f'pool "q": its parent "o" {AN_OPERATION}'),
         (tree(Pool("b", "a"), Pool("a")), 'pool "b": its parent "a" comes after it; put parents before their children'),
         (tree(Pool("a", "a")), f'pool "a": {CYCLE} ("a" -> "a"); give one of them another parent'),
         (
@@ -158,8 +157,6 @@ LIMIT = "expected a number >= 0, infinite for no limit, got"
     ("snapshot", "message"),
     [
         (one_pool(weight=0.0), f'pool "q": {WEIGHT} 0'),
-        (one_pool(weight=NAN), f'pool "q": {WEIGHT} nan'),
-        (one_pool(weight=INF), f'pool "q": {WEIGHT} inf'),
         (one_pool(mode="lifo"), 'pool "q": mode: expected fair_share or fifo, got "lifo"'),
         (one_pool(resource_limits=limit(-1.0)), f'pool "q": resource_limits: cpu: {LIMIT} -1'),
         (
@@ -167,18 +164,10 @@ LIMIT = "expected a number >= 0, infinite for no limit, got"
             f'pool "q": strong_guarantee_resources: gpu: {AMOUNT} -1',
         ),
         (
-            one_pool(strong_guarantee_resources=(None, None, None, INF, None)),
-            f'pool "q": strong_guarantee_resources: memory: {AMOUNT} inf',
-        ),
-        (
             with_integral(guarantee_type="strong"),
             'pool "q": integral.type: expected none, burst or relaxed, got "strong"',
         ),
         (with_integral(resource_flow=cpu(NAN)), f'pool "q": integral.resource_flow: cpu: {AMOUNT} nan'),
-        (
-            with_integral(burst_guarantee_resources=(0.0, 0.0, 0.0, 0.0, 1e19)),
-            f'pool "q": integral.burst_guarantee_resources: network: {AMOUNT} 1e+19',
-        ),
         (
             with_integral(relaxed_share_multiplier_limit=-1.0),
             f'pool "q": integral.relaxed_share_multiplier_limit: {AMOUNT} -1',
@@ -188,13 +177,9 @@ LIMIT = "expected a number >= 0, infinite for no limit, got"
             with_integral(accumulated_volume=cpu(-1.0)),
             'pool "q": integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got -1',
         ),
-        (Snapshot(TOTAL, root=Pool(ROOT, "", resource_limits=limit(-1.0))), f"root: resource_limits: cpu: {LIMIT} -1"),
         (one_pool(weight=1e-12), 'pool "q": weight: expected a number > 1e-09, got 1e-12'),
         (tree(Operation("o", ROOT), Operation("p", ROOT, weight=0.0)), f'operation "p": {WEIGHT} 0'),
-        (one_operation(weight=0.0), f'operation "o": {WEIGHT} 0'),
-        (one_operation(weight=NAN), f'operation "o": {WEIGHT} nan'),
         (one_operation(max_share_ratio=1.5), 'operation "o": max_share_ratio: expected a number in [0, 1], got 1.5'),
-        (one_operation(max_share_ratio=NAN), 'operation "o": max_share_ratio: expected a number in [0, 1], got nan'),
         (
             one_operation(start_time=INF),
             'operation "o": start_time: expected a finite number of seconds within +-9.22e+12, got inf',

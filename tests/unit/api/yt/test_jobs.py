@@ -153,12 +153,6 @@ async def test_the_full_specification_of_a_gang(yt):
     assert (shown["suspend_on_job_failure"], shown["enable_limiting_ancestor_check"]) == (True, True)
 
 
-async def test_a_job_has_both_names_of_its_id(yt):
-    operation, [job] = await run_two(yt, 1)
-    found = await yt("get_job", operation_id=operation, job_id=job)
-    assert (found["id"], found["job_id"], found["pool"], found["controller_state"]) == (job, job, "p", "running")
-
-
 async def test_statistics_of_a_job_tell_its_memory(yt):
     """semantics.md 8.1: what it reserved, used and might use, in bytes; once it has ended over its time, too."""
     operation, [job] = await run_two(yt, 1)
