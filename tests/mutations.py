@@ -207,6 +207,13 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("            self._rotate()\n", "            self._size = 0\n"),
     ],
     # --- the scheduler
+    "test_repeats.py": [
+        ("request.user, remember if is_kept else None)", "request.user, None)"),
+        ("    replies.restore(scheduler.remembered.values())\n", ""),
+    ],
+    "test_service_and_store.py": [
+        ('{"volumes": volumes, ', '{"volumes": {}, '),
+    ],
     "test_admission.py": [
         ("if len(made) >= limit:", "if len(made) > limit:"),
         ("added[pool] = added.get(pool, 0) + 1", "added[pool] = 0"),
