@@ -120,6 +120,31 @@ def test_steps_are_counted_with_both_ends(until_s, step_s, steps):
 # demand
 
 
+@pytest.mark.parametrize(
+    ("script", "step_s", "demands"),
+    [
+        # Before its first event an operation asks for what the tree says.
+        ((start(2, 30), stop(4)), 1, [8, 8, 30, 30, 0, 0]),
+        # An event between two steps is seen at the next.
+        ((start(2.5, 30), stop(2.6), start(4.9, 9)), 1, [8, 8, 8, 0, 0, 9, 9]),
+        # A ramp is a straight line from the demand of its moment.
+        ((start(1, 10), ramp(2, 4, 30)), 1, [8, 10, 10, 15, 20, 25, 30, 30]),
+        ((ramp(0, 4, 0),), 1, [8, 6, 4, 2, 0, 0]),
+        # One that was over between two steps is where the next event begins.
+        ((ramp(0.5, 0.2, 20), ramp(0.8, 2.2, 42)), 1.9, [8, 31]),
+        # Events that happen once come before those that repeat, whose period may be shorter than the step.
+        (
+            (start(0, 9), stop(1), ramp(2, 2, 8, repeat_every_s=4.0), ramp(4, 2, 0, repeat_every_s=4.0)), 1,
+            [9, 0, 0, 4, 8, 4, 0, 4, 8, 4, 0, 4],
+        ),
+        ((start(0, 5, repeat_every_s=2.0), stop(1, repeat_every_s=2.0)), 5, [5, 0, 5]),
+    ],
+)  # fmt: skip
+def test_demand_is_what_the_script_says(script, step_s, demands):
+    rows = rows_of(make_scenario(*script, demand=8), (len(demands) - 1) * step_s, step_s)
+    assert [row.demand for row in rows] == pytest.approx(demands)
+
+
 def test_all_resources_of_a_ramp_move_together():
     scenario = make_scenario(DemandEvent("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
     seen = record_updates(scenario, 4)

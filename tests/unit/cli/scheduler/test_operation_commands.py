@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from scheduler_world import World
 
 from cpumond.api.finding import find_matches
-from cpumond.api.node_views import view_node_details
 from cpumond.api.views import view_operation_details
 from cpumond.cli.output import repeat
 from cpumond.cli.render.grid import column, draw_grid, make_rows
-from cpumond.cli.render.tables import STYLES as JOB_STYLES
 from cpumond.cli.scheduler.finding import shorten_ids
 from cpumond.cli.scheduler.follow import make_visible
 from cpumond.cli.scheduler.forecast import describe_forecast, format_start
-from cpumond.cli.scheduler.nodes import format_node_state
-from cpumond.cli.scheduler.operations import OPERATIONS, STYLES
+from cpumond.cli.scheduler.operations import OPERATIONS
 from cpumond.cli.scheduler.running import WaitReport
 from cpumond.cli.scheduler.spec import read_document
-from cpumond.core.errors import ConfigError, UnavailableError
+from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import make_id
-from cpumond.scheduler.state.node_commands import CordonNode
-
-
-def test_a_mistake_in_a_specification_in_yaml_is_told(tmp_path: Path) -> None:
-    """As that of a tree in YAML, which tests/unit/cli/test_tree_text.py has all of."""
-    path = tmp_path / "spec.yaml"
-    path.write_text("title: a\ntitle: b\n")
-    with pytest.raises(ConfigError, match='line 2: "title" occurs twice'):
-        read_document(str(path))
 
 
 def test_a_specification_in_yaml_is_read(tmp_path: Path) -> None:
@@ -108,18 +95,6 @@ def test_a_list_on_a_narrow_terminal_has_unique_beginnings_of_ids_age_and_cause(
 def test_an_id_is_shortened_no_further_than_to_what_no_other_begins_with(ids: list[str], shown: list[str]) -> None:
     [column_] = shorten_ids([column("job", 0, lambda each: each)], ids, 80)
     assert [column_.read(each) for each in ids] == shown
-
-
-def test_one_colour_has_one_meaning() -> None:
-    world = World()
-    world.node("n1")
-    world.do(CordonNode("n1"))
-    rights = Rights(world.state, User("tester", admin=True))
-    cordoned = view_node_details(world.state.nodes["n1"], world.now, rights)
-    lost = format_node_state(msgspec.structs.replace(cordoned, lost_at=1.0))[1]
-    assert {STYLES["failed"], STYLES["lost"], JOB_STYLES["failed"], lost} == {"red"}
-    assert {JOB_STYLES["pinned"], JOB_STYLES["paused"], format_node_state(cordoned)[1]} == {"cyan"}
-    assert {STYLES["completed"], STYLES["aborted"], JOB_STYLES["off"]} == {"dim"}
 
 
 def test_a_watched_list_is_shown_again_until_ctrl_c(capsys) -> None:
