@@ -119,13 +119,6 @@ def test_jobs_that_the_asker_may_not_see_are_only_counted(world: World) -> None:
     assert (found.jobs, found.job_count, found.hidden_job_count, found.waiting_job_count) == ([], 3, 3, 1)
 
 
-def test_a_plan_changes_nothing(world: World) -> None:
-    before = world.state.nodes["n2"].free
-    plan(world)
-    assert world.state.nodes["n2"].free == before
-    assert not world.state.nodes["n1"].cordoned
-
-
 # --- what is told
 
 

@@ -161,16 +161,6 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
     assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is allocated to jobs"
 
 
-def test_suspended_operations_want_nothing(full):
-    for element in list(full.tree().queue.values()):
-        full.suspend(element.name)
-    full.settle_down()
-    report = look(full)
-    assert not report.causes
-    assert report.parts.without_work == 20.0
-    assert full.pool("lab").waiting[1] == 0.0
-
-
 def test_what_was_used_by_the_nodes_word_and_what_only_reclaimed_cores_made_possible():
     world = World()
     world.create_pool("p")
@@ -218,20 +208,15 @@ def test_who_may_not_read_an_operation_is_not_told_its_id():
 def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
     assert [full.pool(name).waiting[1] for name in ("team", "lab", "<Root>", "other")] == [8.0, 8.0, 8.0, 0.0]
     assert [full.pool(name).demand[1] for name in ("team", "lab", "<Root>")] == [4.0, 4.0, 4.0]
+    pending = next(iter(full.tree().queue))
+    for change, cores in ((full.suspend, 6.0), (full.resume, 8.0)):
+        change(pending)
+        full.update()
+        assert full.pool("lab").waiting[1] == cores
     full.set_pool("lab", max_running_operation_count=4)
     full.update()
     assert [full.pool(name).waiting[1] for name in ("team", "lab")] == [4.0, 4.0]
     assert full.pool("lab").demand[1] == 8.0
-
-
-def test_of_a_resumed_operation_the_demand_waits_again(full):
-    element = next(iter(full.tree().queue.values()))
-    full.suspend(element.name)
-    full.update()
-    assert full.pool("lab").waiting[1] == 6.0
-    full.resume(element.name)
-    full.update()
-    assert full.pool("lab").waiting[1] == 8.0
 
 
 # --- pools in a sentence
@@ -326,15 +311,6 @@ def test_nobody_is_advised_to_order_less_than_a_tenth_of_a_core(is_gang):
     assert "wait until jobs end, or add a node" in report.sentence
     assert "request at most" not in report.sentence
     assert "jobs of at most" not in report.sentence
-
-
-def test_of_a_gang_there_is_room_for_one_job():
-    world = World()
-    world.create_pool("lab")
-    world.node("n", 2.0, 64 * GIB)
-    gang = world.start("lab", jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
-    assert f"start operation {gang} again with at most 1 job and 2 cores start work" in look(world).sentence
 
 
 def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():

@@ -110,17 +110,6 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
     assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
 
 
-def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
-    service.node("n1", cpu=4.0)
-    graceful = service.begin("a", 4, preemption_mode="graceful")
-    service.begin("b", cpu=4.0)
-    service.work()
-    told = (
-        "passed over 1 time since the last update: its preemption_mode is graceful and it is allocated its fair share"
-    )
-    assert told in service.lines(graceful)
-
-
 @pytest.mark.parametrize(("jobs", "fits"), [(30, False), (4, False), (3, True)])
 def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits):
     for number in range(3):
@@ -134,29 +123,6 @@ def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits
     # Four jobs of two cores are less than the nine that there are, but one node holds one of them.
     sentence = f"it cannot start: {jobs} jobs of 2 cores at once, all nodes together hold 3"
     assert (sentence in service.lines(gang)) is not fits
-
-
-def test_a_job_that_must_wait_for_room(service):
-    service.node("n1", cpu=2.0)
-    operation_id = service.begin("a", 5)
-    service.work()
-    text = service.lines(operation_id)
-    assert 'no node has enough free resources now for a job of task "t", which requests 1 user_slots, 1 cpu' in text
-
-
-def test_without_nodes(service):
-    operation_id = service.begin("a")
-    service.update()
-    assert "tree 'default' has no node that is online" in service.lines(operation_id)
-
-
-def test_a_suspended_operation_says_so_and_does_not_complain(service):
-    operation_id = service.begin("a")
-    service.do(operations.SuspendOperation(operation_id))
-    service.update()
-    text = service.lines(operation_id)
-    assert "it is suspended: no job of it starts until it is resumed" in text
-    assert "to start" not in text
 
 
 def make_starving(service: Service) -> tuple[str, str]:
@@ -386,25 +352,6 @@ def test_guarantees_limits_and_counts_are_compared(service):
     }  # fmt: skip
     assert "is_running" in effects[waiting].changed
     assert "is_running" not in effects[running].changed
-
-
-def test_pools_that_come_and_go(service):
-    service.create_pool("a")
-    came = service.plan(commands.CreatePool(TREE, "b", "a"))
-    assert [(effect.name, effect.before) for effect in came.effects] == [("b", None)]
-    went = service.plan(commands.RemovePool(TREE, "a"))
-    assert [(effect.name, effect.after) for effect in went.effects] == [("a", None)]
-
-
-def test_a_renamed_pool_is_the_same_and_keeps_its_operations(service):
-    service.node("n1", cpu=4.0)
-    service.create_pool("a")
-    operation_id = service.begin("a", 9)
-    effects = {effect.name: effect for effect in service.plan(commands.MovePool(TREE, "a", "<Root>", "b")).effects}
-    assert effects["b"].changed == ["name"]
-    after = effects[operation_id].after
-    assert after is not None
-    assert after.pool == "b"
 
 
 def test_a_tree_that_goes_takes_operations_along(service):

@@ -371,17 +371,6 @@ def test_neighbours_of_one_bucket_go_together():
     assert split([], int) == []
 
 
-def test_a_view_keeps_what_stays_the_same():
-    points = Points(
-        array("d", (10.0 * (number + 1) for number in range(1000))),
-        array("d", [10.0] * 1000),
-        [array("f", [value] * 1000) for value in row(OPERATION, limit_cores=1.0)],
-    )
-    view = make_view(operation_key("o"), points, 0.0, 10_000.0, 100, 10.0)
-    assert set(view.columns["limit_cores"]) == {1.0}
-    assert msgspec.json.decode(msgspec.json.encode(view))["columns"].keys() == {*COLUMNS["operation"]}
-
-
 def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
     points = Points(
         array("d", (1e6 + 10.0 * number for number in range(1, 1001))),

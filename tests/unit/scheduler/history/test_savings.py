@@ -7,17 +7,15 @@ import random
 from datetime import UTC, datetime
 from pathlib import Path
 
-import history_ticks
 import pytest
 from scheduler_world import PlayedNode, World
 
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.extras import split_orders
-from cpumond.scheduler.history.model import ARM, DAY_S, HOUR_S, Amounts, Key
+from cpumond.scheduler.history.model import DAY_S, HOUR_S
 from cpumond.scheduler.history.report import list_pools
 from cpumond.scheduler.history.savings import (
-    Comparison,
     DaySums,
     SavingsView,
     at_price,
@@ -102,13 +100,6 @@ def test_the_interval_is_around_the_difference_of_all_days() -> None:
     assert found.low <= found.others - found.control <= found.high
     found = compare([days[0], alone])
     assert (found.low, found.high) == (None, None)
-
-
-def test_with_two_days_the_interval_is_no_wider_than_what_is_possible() -> None:
-    found = compare([DaySums(0.0, 10.0, 0.1, 10.0), DaySums(0.0, 10.0, 0.9, 10.0)])
-    assert (found.low, found.high) == pytest.approx((0.05 - 12.706 * 0.04, 0.05 + 12.706 * 0.04))
-    found = compare([DaySums(0.0, 10.0, 1.0, 10.0), DaySums(0.0, 10.0, 9.0, 10.0)])
-    assert (found.low, found.high) == (-1.0, 1.0)
 
 
 class Site:
@@ -287,29 +278,3 @@ def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(s
     assert found.held_back.low > 0.0
     assert found.days == 2
     assert "throttled for 1.00 % of their requested core-hours, jobs of the control group for 0.00 %" in found.sentence
-
-
-def compare_stored(path: Path, arms: dict[str, float]) -> Comparison | None:
-    """What comes of three days in which each arm orders a core and is held back for a part of it."""
-    store, tape = HistoryStore(str(path), 30 * DAY_S, HOUR_S, 2**28, 0.0), history_ticks.Tape(0.0)
-    totals = {Key(ARM, "default", name): Amounts(ordered=1.0, throttled=part) for name, part in arms.items()}
-    totals[Key(ARM, "other", "others")] = Amounts(ordered=9.0)
-    for _ in range(72):
-        store.add(tape.tick({}, HOUR_S, totals=totals))
-    weeks = [((0.0, tape.at), store.sum_days(0.0, tape.at))]
-    days = store.read_days(list_arms(weeks), 0.0, tape.at)
-    [tree] = make_savings({"default": []}, weeks, days, "default", 0.0, "").trees
-    store.close()
-    return tree.comparison
-
-
-def test_the_days_of_a_stored_history_are_compared(tmp_path: Path) -> None:
-    found = compare_stored(tmp_path / "history.db", {"control": 0.25, "others": 0.5})
-    assert found is not None
-    assert (found.days, found.control_ordered, found.others_ordered) == pytest.approx((3, 72.0, 72.0))
-    assert (found.held_back.control, found.held_back.others) == pytest.approx((0.25, 0.5))
-    assert (found.held_back.low, found.held_back.high) == pytest.approx((0.25, 0.25))
-
-
-def test_without_both_arms_nothing_is_compared(tmp_path: Path) -> None:
-    assert compare_stored(tmp_path / "history.db", {"control": 0.25}) is None

@@ -208,15 +208,6 @@ async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_ba
         assert (await world.get()).headers[TERM_HEADER] == "2"
 
 
-async def test_an_engine_that_refuses_for_a_moment_costs_nothing():
-    async with leads() as world:
-        world.database.is_down = True
-        await world.until(lambda: world.leading.errors_total)
-        world.database.is_down = False
-        await world.until(lambda: not world.leading.view().error)
-        assert world.leading.reigns_total == 1
-
-
 async def test_a_standby_that_cannot_ask_is_not_ready():
     async with running() as world:
         world.database.is_down = True

@@ -15,9 +15,8 @@ from cpumond.api.rollout_views import view_rollout
 from cpumond.core.errors import CpumondError
 from cpumond.core.levels import SAFE, lowest, read_level
 from cpumond.core.wire import AgentAbout
-from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.service.rollout_watch import RolloutWatch
-from cpumond.scheduler.settings.rollout import AdvanceStage, Budget, RemoveStage, SetStage, Stage, StopStage
+from cpumond.scheduler.settings.rollout import Budget, RemoveStage, SetStage, Stage, StopStage
 
 FEW = Budget(check_period_s=5.0)
 ABOUT = AgentAbout("0.2.0", "shadow", "quota", may_set_mode=True)
@@ -105,25 +104,6 @@ def test_the_first_stage_of_a_part_leaves_the_rest_what_the_stage_of_all_says(fl
     removed = fleet.world.do(RemoveStage(nodes_filter="a"))
     assert removed.warnings == ("10 hosts may now do more, without a canary",)
     assert fleet.told == ["quota"]
-
-
-def test_who_advances_what_no_canary_has_shown_is_told_so(fleet):
-    fleet.set("a", "quota")
-    told_nothing = fleet.world.do(AdvanceStage(nodes_filter="a"))
-    assert (told_nothing.warnings, fleet.told) == (("9 hosts may now do more, without a canary",), ["quota"])
-    with pytest.raises(CommandError, match='the stage of nodes "a" has no canary, it is everywhere: set it again'):
-        fleet.world.do(AdvanceStage(nodes_filter="a"))
-    fleet.world.do(RemoveStage(nodes_filter="a"))
-    fleet.live(2)
-    fleet.set("a", "quota")
-    fleet.live(3)
-    late_comer = fleet.world.node("late", tags=("a",))
-    fleet.hosts.append(late_comer)
-    fleet.about["late"] = msgspec.structs.replace(ABOUT, bound="weight")
-    fleet.live(3)
-    assert fleet.world.state.nodes["late"].level == "shadow", "who joins while a canary runs is one of the others"
-    shown = fleet.world.do(AdvanceStage(nodes_filter="a"))
-    assert shown.warnings == ("1 host may now do more, without a canary",), "no canary has shown reclaim by weight"
 
 
 def test_all_at_once_and_nobody_to_go_first_is_said(fleet):

@@ -17,7 +17,7 @@ from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.program.exporter import MetricsText
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import make_id
-from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, RemoveTree
+from cpumond.scheduler.settings.commands import CreatePool, CreateTree, RemoveTree
 from cpumond.scheduler.settings.operations import AbortOperation
 from cpumond.scheduler.state import settling
 from cpumond.scheduler.store import Change, StoreError
@@ -51,14 +51,6 @@ async def test_a_command_is_stored_before_it_is_applied(scheduler, store):
     assert "p" in scheduler.state.config.trees["default"].pools
 
 
-async def test_a_refused_command_writes_nothing(scheduler, store):
-    before = len(store.seen)
-    with pytest.raises(CommandError, match="does not exist"):
-        await scheduler.execute(ChangePool("default", "nope", [Edit(("weight",), 2.0)]), "root")
-    assert len(store.seen) == before
-    assert scheduler.timings.refused_commands == 1
-
-
 async def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_that_first(scheduler, store):
     before = len(store.seen)
     for command in (CreatePool("default", "p", "<Root>", {"weight": "x"}), CreateTree("default")):
@@ -68,25 +60,6 @@ async def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_th
     assert len(store.seen) == before
     assert scheduler.timings.refused_commands == 2
     await scheduler.execute(CreatePool("default", "p", "<Root>", {}), User("root", admin=True))
-
-
-async def test_what_cannot_be_stored_is_refused_and_changes_nothing(scheduler, store):
-    before = len(store.seen)
-    with pytest.raises(CommandError, match="not valid UTF-8"):
-        await scheduler.execute(start(title="caf\udce9"), "ann")
-    assert len(store.seen) == before
-    assert not scheduler.state.operations
-
-
-async def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_works(scheduler, store):
-    store.refusing = True
-    with pytest.raises(StoreError, match="disk is full"):
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-    assert "p" not in scheduler.state.trees["default"].pools
-    assert scheduler.timings.store_errors == 1
-    store.refusing = False
-    await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-    assert "p" in make_scheduler(store).state.trees["default"].pools
 
 
 async def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(scheduler, store):
@@ -129,22 +102,6 @@ async def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(sch
         await request
     await scheduler.execute(CreatePool("default", "q", "<Root>", {}), "root")
     assert {"p", "q"} <= set(scheduler.state.trees["default"].pools)
-
-
-async def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(scheduler, store):
-    nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(5)]
-    for node in nodes:
-        await node.register()
-    reply = await scheduler.execute(start(jobs=20), "ann")
-    await scheduler.update_all()
-    for node in nodes:
-        await node.beat()
-        await node.beat()
-        node.finish(next(iter(node.jobs)))
-    before = len(store.seen)
-    await asyncio.gather(*(node.beat() for node in nodes))
-    assert scheduler.state.find_record(reply.id).counts["t"].completed == 5
-    assert len(store.seen) - before < 5
 
 
 async def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(scheduler):

@@ -108,19 +108,6 @@ FAMILY = (
 # --- trees
 
 
-def test_trees_are_in_the_order_of_their_names() -> None:
-    tried = Tried(
-        CreateTree("b", {"nodes_filter": "b"}), CreateTree("a", {"nodes-filter": "a", "job_interrupt_timeout": 5})
-    )
-    assert list(tried.config.trees) == ["a", "b"]
-    tree = tried.config.trees["a"]
-    assert tree.id == "2-0-0-1"
-    assert tree.attributes == {"nodes_filter": "a", "job_preemption_timeout": 5.0}
-    assert tree.spelled == {"job_preemption_timeout": "job_interrupt_timeout"}
-    assert tree.settings.job_preemption_timeout == 5.0
-    assert tried.config.default_tree == ""
-
-
 def test_a_tree_that_exists() -> None:
     tried = Tried(CreateTree("t"))
     assert tried.refuse(CreateTree("t"), ALREADY_EXISTS) == 'Pool tree "t" already exists'
@@ -213,22 +200,6 @@ def test_a_tree_with_pools_is_removed_recursively_only() -> None:
 
 
 # --- pools
-
-
-def test_a_new_pool() -> None:
-    tried = Tried(CreateTree("t"))
-    outcome = tried.do(
-        CreatePool("t", "a", attributes={"weight": 0, "min-share-resources": {"cpu": 3}, "abd": 1, "x": None})
-    )
-    assert outcome.id == "2-0-0-1"
-    assert outcome.warnings == (
-        'pool "a": weight: 0.0 is below the least weight and taken as 1.49012e-08',
-        'pool "a": "abd" is no option of a pool: it is kept and has no effect',
-    )
-    pool = tried.pool("a")
-    assert pool.attributes == {"weight": 0.0, "strong_guarantee_resources": {"cpu": 3.0}, "abd": 1}
-    assert pool.spelled == {"strong_guarantee_resources": "min_share_resources"}
-    assert pool.settings.strong_guarantee_resources == {"cpu": 3.0}
 
 
 def test_a_pool_that_exists() -> None:

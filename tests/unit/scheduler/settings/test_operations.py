@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from scheduler_world import World, describe
 
-from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobRecord, OperationRecord, Task
 from cpumond.scheduler.model.failures import EndError
@@ -368,14 +367,6 @@ def test_2_5_options_may_be_given_for_each_tree():
     trees = world.record(operation).trees
     assert (trees["default"].pool, trees["default"].weight, trees["default"].max_share_ratio) == ("here", 2.0, 0.5)
     assert (trees["other"].pool, trees["other"].weight, trees["other"].max_share_ratio) == ("there", 5.0, 0.5)
-
-
-def test_the_section_of_the_monitor_is_checked_by_who_knows_it():
-    def refuse(_: object) -> dict[str, Any]:
-        raise ConfigError("smoothing_factor: must be in [0, 1]")
-
-    with pytest.raises((CommandError, ConfigError), match="smoothing_factor"):
-        read_spec({"tasks": ONE, "job-cpu-monitor": {"smoothing_factor": 5}}, refuse)
 
 
 def test_only_vanilla_operations_are_started():

@@ -22,7 +22,6 @@ from cpumond.scheduler.settings.rollout import (
     follows_stage,
     make_stage,
     plan_stage,
-    warn_of_raised,
 )
 
 
@@ -135,19 +134,6 @@ def test_a_canary_that_is_set_anew_has_the_hosts_that_it_had():
     now = [host(number, level="weight" if f"n{number}" in first.canaries else "shadow") for number in range(9)]
     again = make_stage(SetStage(nodes_filter="a", level="quota"), first, now, "u", 1.0)
     assert (again.canaries, again.previous) == (first.canaries, None)
-
-
-def test_what_a_stage_held_down_is_counted_when_it_goes():
-    stage = canary(level="weight", previous="quota", state="everywhere")
-    hosts = [host(1, level="weight", others="quota"), host(2, level="weight", others="weight"), host(3, may=False)]
-    raised = ("1 host may now do more, without a canary",)
-    assert warn_of_raised(None, hosts) == raised
-    assert warn_of_raised(msgspec.structs.replace(stage, state="stopped"), hosts) == raised
-    assert warn_of_raised(stage, hosts) == ()
-    unknown = [host(1, level="weight", others="quota"), Host("n2", None, True, "weight", "quota")]
-    assert warn_of_raised(None, unknown) == (
-        *raised, "1 host without a report may do more, too, without a canary",
-    )  # fmt: skip
 
 
 def test_a_former_canary_that_is_taken_back_is_not_said_to_be_one():

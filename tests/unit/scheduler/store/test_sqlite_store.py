@@ -360,13 +360,6 @@ def test_a_torn_page_of_the_log_keeps_nobody_from_starting(path: str) -> None:
 # ---- whose it is, and of which version
 
 
-def test_a_database_of_a_newer_version(filled: str) -> None:
-    run_sql(filled, "PRAGMA user_version = 7")
-    message = refused(filled)
-    assert "written by a newer cpumond (schema 7, this one reads up to 3)" in message
-    assert "install that version again" in message
-
-
 def test_a_backup_that_was_put_back(filled: str, tmp_path: Path) -> None:
     # What the shell's VACUUM INTO and .backup leave is not in the mode of the log.
     backup = str(tmp_path / "backup.db")
