@@ -92,7 +92,6 @@ class AgentOverTime(RuleBasedStateMachine):
             pause.touch()
         else:
             pause.unlink()
-            self.fresh = False  # what waited for the end of the pause is written now
             self.fresh = False  # what waited is written with the next tick
 
     @rule()

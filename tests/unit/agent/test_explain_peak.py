@@ -94,6 +94,7 @@ def test_what_keeps_a_step_from_being_written_is_said(start):
     assert "because a lowered limit, were it written, would have held this job back once, 1 s in all" in why(shadow)
     shadow.ticks(3, 0.0)
     assert ask(shadow).next.split(";")[0].endswith(", not written: mode shadow")
+    assert ask(start(config=PEAK.replace("reclaim", "up-only"), after_s=30)).next == "hold: it is up-only"
 
 
 # ---- status, graphs

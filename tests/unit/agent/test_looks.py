@@ -14,7 +14,7 @@ from fake_node import QUICK, FakeNode, source
 from cpumond.agent import control
 from cpumond.agent.limits import apply
 from cpumond.agent.limits.hold import Contested, Hold, Respected
-from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
+from cpumond.agent.looks import DRIFT, LookSchedule
 from cpumond.core.errors import CgroupReadError
 from cpumond.host.cgroup.parse import parse_throttled
 from cpumond.testing import v2_cgroup
@@ -211,32 +211,7 @@ def test_what_a_limit_of_others_held_back_is_not_charged_to_the_rule(make_node, 
     assert node.job("a").state.caution <= caution
 
 
-def test_in_shadow_use_above_the_limit_is_paid_for_and_throttling_at_the_order_is_not(make_node):
-    node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).start()
-    node.ticks(12, 1.0)
-    assert (node.cores("a"), node.job("a").state.limit_cores) == (4.0, pytest.approx(1.05))
-    node.tick(1.0, {"a": 1.0})
-    assert node.job("a").state.held.count == 0
-    node.tick(3.0)
-    assert node.job("a").state.held.held_s == pytest.approx(0.2)
-    node.reload(PEAK + source())
-    node.tick(1.0)
-    assert node.agent.table.find("a").state.is_written
-
-
 # ---- a base for looks, and no needless writes
-
-
-def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
-    node = lowered(make_node, "a")
-    job = node.agent.table.find("a")
-    records = len(job.ring.records())
-    job.hold = job.hold.write(0.0)
-    node.tick(1.0)
-    assert len(job.ring.records()) == records
-    node.reload(PEAK.replace("min_cpu", "burst_ratio = 0.3\nmin_cpu") + source())
-    node.tick(1.0)
-    assert (job.ring.records()[-1].kind, node.read("a", "cpu.max.burst")) == ("reapply", "31500")
 
 
 def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(make_node):
@@ -253,20 +228,6 @@ def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(mak
 
 
 # ---- which jobs
-
-
-def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
-    node = lowered(make_node, "a", "busy", "pinned", "shadow")
-    jobs = {name: node.agent.table.find(name) for name in ("a", "busy", "pinned", "shadow")}
-    assert [can_be_held_back(job) for job in jobs.values()] == [True] * 4
-    look(node, "busy")
-    control.pin_job(node.agent, "pinned", {"cpu_limit": 2.0})
-    jobs["shadow"].mode = "shadow"
-    assert [can_be_held_back(job) for job in jobs.values()] == [True, False, False, False]
-    jobs["a"].hold = Hold(Contested())
-    assert not can_be_held_back(jobs["a"])
-    jobs["a"].hold = Hold(Respected(math.inf))
-    assert not can_be_held_back(jobs["a"])
 
 
 def test_a_pause_holds_looks_too_and_what_came_meanwhile_is_given_back_after_it(make_node):

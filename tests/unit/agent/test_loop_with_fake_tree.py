@@ -294,19 +294,6 @@ def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
     assert node.reports.heartbeats[-1].node_id == "node"
 
 
-def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_without_them(make_node):
-    node = lowered(make_node, QUICK + source() + RESCAN)
-    child = node.root / "jobs" / "a" / "child"
-    child.mkdir()
-    node.tick()
-    assert (node.read("a"), node.job("a").status, node.job("a").current_cores) == ("400000 100000", "refused", 4.0)
-    child.rmdir()
-    node.tick(4.0)
-    assert node.job("a").current_cores == node.cores("a") == 4.0
-    node.ticks(8)
-    assert node.cores("a") == node.job("a").current_cores == 0.5
-
-
 def test_a_job_that_is_managed_no_more_gets_its_limit_back_at_once(node):
     node.agent.use_config(msgspec.structs.replace(node.read_config(), managed_roots=["jobs/b"]))
     node.tick()
@@ -390,17 +377,6 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
     assert (node.cores("a"), node.job("a").ordered_cores) == (1.2, 1.2)
     node.agent.close()
     assert node.cores("a") == 1.2
-
-
-@pytest.mark.parametrize("quota_us", [10_000, 120_000])
-def test_an_order_between_a_kill_and_the_next_look_is_kept(node, quota_us):
-    node.write("a", "cpu.max", f"{quota_us} 100000\n")
-    node.kill_and_restart()
-    node.ticks(8)
-    job = node.job("a")
-    assert (node.cores("a"), job.status, job.ordered_cores) == (quota_us / 1e5, "overridden", quota_us / 1e5)
-    node.agent.close()
-    assert node.read("a") == f"{quota_us} 100000"
 
 
 def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_disk(make_node, monkeypatch):
@@ -713,6 +689,15 @@ def test_a_pin_with_a_time_ends_by_itself(make_node):
     assert node.cores("a") == 4.0
     node.ticks(8)
     assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
+
+
+def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
+    node = make_node({"a": FOUR}).start()
+    control.pin_job(node.agent, "a", {"cpu_limit": 0.6})
+    (node.directory / "run" / "pause").touch()
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
+    node.ticks(3)
+    assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
 
 
 @pytest.mark.parametrize(

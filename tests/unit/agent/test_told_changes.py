@@ -117,15 +117,3 @@ def test_what_a_job_asks_for_itself_is_told_too(make_node):
     set_levels(node, "up-only")
     node.ticks(2)
     assert (about(node).level, about(node).bound) == ("up-only", "quota")
-
-
-@pytest.mark.parametrize("level", TOLD[:3])
-def test_a_limit_of_another_program_stays_whatever_is_told(make_node, level):
-    node = make_node({"a": FOUR}, config=QUICK + source() + MAY + '[writes]\noverride_ttl = "1h"\n').start()
-    lower(node)
-    node.write("a", "cpu.max", "300000 100000\n")
-    node.ticks(3)
-    for told in (level, "quota"):
-        set_levels(node, told)
-        node.ticks(10)
-        assert limits(node) == ("300000 100000", "100")

@@ -99,6 +99,13 @@ def test_vote_minus_1_below_lower_else_plus_1_above_upper_else_0_both_strict(rel
     assert count_document_votes(window, relative * 8.0, 8.0, DEFAULTS, 0.0)[1] == vote * 5
 
 
+def test_votes_are_cleared_after_a_decision_and_otherwise_the_oldest_is_dropped():
+    decided = steps(job(5.0, smoothed=5.0, window=(1, 1, 1, 1)), 5.0, 1, YTSAURUS)[0]
+    assert (decided[0].kind, decided[0].votes_sum, decided[1].window) == ("grow", 5, ())
+    held = steps(job(5.0, smoothed=5.0, window=(-1, 0, 1, 1)), 5.0, 1, YTSAURUS)[0]
+    assert (held[0].kind, held[0].votes_sum, held[1].window) == ("hold", 2, (0, 1, 1, 1))
+
+
 def test_step_8_on_failure_soft_keeps_its_old_value_and_the_votes_stay_cleared():
     state = job(5.0, smoothed=5.0, window=(1, 1, 1, 1))
     decision, after = steps(state, 5.0, 1, YTSAURUS)[0]

@@ -35,6 +35,14 @@ def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
     assert timer.since_s is None
 
 
+def test_the_latest_started_go_first_until_the_rest_fits() -> None:
+    jobs = [Share("old", 1.0, 2.0), Share("new", 3.0, 0.5), Share("middle", 2.0, 1.0)]
+    assert find_victims(jobs, 0.0, 3.5) == []
+    assert find_victims(jobs, 0.0, 3.0) == ["new"]
+    assert find_victims(jobs, 0.0, 2.9) == ["new", "middle"]
+    assert find_victims(jobs, 1.0, 3.0) == ["new", "middle"]
+
+
 def test_a_job_that_takes_nothing_of_the_resource_is_left_alone() -> None:
     assert find_victims([Share("a", 1.0, 2.0), Share("idle", 2.0, 0.0)], 0.0, 1.0) == ["a"]
 
