@@ -388,6 +388,21 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_tokens.py": [
         ("return self._users.get(digest)", "return next(iter(self._users.values()), None)"),
     ],
+    # --- why CPU stands idle, and what else clients ask
+    "test_idle_situations.py": [
+        ('if record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:', "if False:"),
+        ("tried=tuple(UncordonNode(each.id) for each in nodes),", "tried=(),"),
+        ("state.rules = replace(state.rules, spare=ZERO)", "state.rules = state.rules"),
+    ],
+    "test_stuck.py": [
+        ("if not record.enable_limiting_ancestor_check or not orders:", "if not orders:"),
+    ],
+    "test_jobs.py": [
+        ("bool(job.stderr_size)", "True"),
+    ],
+    "test_sqlite_store.py": [
+        ("if found[0] is not None and found[0] != self._files[0]:", "if False:"),
+    ],
     # --- parts of files whose tests are tables or laws
     "test_access.py": [
         (
