@@ -125,6 +125,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("os.path.abspath(seen.config) != os.path.abspath(config.path)", "False"),
     ],
     "test_jobs.py": [
+        ("bool(job.stderr_size)", "True"),
         ('offset = get_number(request, "offset", 0, 2**31)', "offset = 0"),
     ],
     "test_files_that_are_read.py": [
@@ -396,9 +397,6 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_stuck.py": [
         ("if not record.enable_limiting_ancestor_check or not orders:", "if not orders:"),
-    ],
-    "test_jobs.py": [
-        ("bool(job.stderr_size)", "True"),
     ],
     "test_sqlite_store.py": [
         ("if found[0] is not None and found[0] != self._files[0]:", "if False:"),
