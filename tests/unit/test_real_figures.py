@@ -14,7 +14,6 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: modules of te
 from real_figures import (
     AGAIN,
     BASE,
-    CYCLE_S,
     PLAIN,
     SETTLE,
     Bound,
@@ -25,7 +24,6 @@ from real_figures import (
     compute_suppressed,
     drop_runs,
     find_noise,
-    find_phase,
     judge,
     list_ratios,
     make_arrivals,
@@ -33,8 +31,7 @@ from real_figures import (
     split_phases,
     summarise,
 )
-from real_servers import Groups, MissingError, find_leftovers
-from real_services import choose_arms
+from real_servers import Groups
 
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.testing import make_v2_host, v2_cgroup
@@ -53,16 +50,6 @@ def test_arrivals_are_the_same_in_each_arm_of_a_round_and_others_in_the_next():
     assert first.due_s[:20] != other.due_s[:20]
     assert all(before <= after for before, after in pairwise(first.due_s))
     assert first.due_s[-1] < SETTLE.seconds + 66.0
-
-
-def test_as_many_requests_come_as_the_phases_want():
-    seconds, rate = 10 * CYCLE_S, 50.0
-    arrivals = make_arrivals("any", rate, seconds)
-    wanted = rate * sum(find_phase(n * 0.1)[1] * 0.1 for n in range(round(seconds * 10)))
-    assert len(arrivals.phases) - arrivals.phases.count("settle") == pytest.approx(wanted, rel=0.05)
-    assert arrivals.phases.count("settle") == pytest.approx(rate * SETTLE.first * SETTLE.seconds, rel=0.4)
-    in_burst = [due_s for due_s, phase in zip(*arrivals, strict=True) if phase == "burst"]
-    assert {find_phase(due_s - SETTLE.seconds)[0] for due_s in in_burst} == {"burst"}
 
 
 def test_a_failed_request_counts_with_the_time_until_it_failed_and_settling_does_not_count():
@@ -117,21 +104,6 @@ def test_what_a_batch_and_a_percentile_get():
     assert compute_percentile_limit(0.5, 0.1, []) == 0.5
     assert compute_percentile_limit(0.5, 0.1, [0.2] * 9 + [9.0]) == pytest.approx(0.23)
     assert (compute_percentile_limit(0.5, 0.1, [0.01]), compute_percentile_limit(0.5, 0.1, [0.49])) == (0.1, 0.5)
-
-
-def test_an_unknown_arm_is_refused_and_the_second_nothing_comes_with_the_first():
-    with pytest.raises(MissingError, match=r"no such arm: peek; there are nothing, .*peak"):
-        choose_arms("nothing,peek", "/")
-    assert list(choose_arms("vpa,nothing", "/")) == ["vpa", BASE, AGAIN]
-    assert list(choose_arms("vpa", "/")) == ["vpa"]
-
-
-def test_cgroups_of_a_session_that_was_killed_are_found_and_no_others(tmp_path):
-    (tmp_path / "12").mkdir()
-    idle = "cpumond-reclaimed-cpumond-real-{}-cluster-node-1"
-    names = ["cpumond-real-12", idle.format(12), "cpumond-jobs", "docker", "my-cpumond-real-1", "cpumond-reclaimed"]
-    left = ["cpumond-real-123", "cpumond-real-123-idle", idle.format(123)]
-    assert find_leftovers([*names, *left], str(tmp_path)) == left
 
 
 def test_use_throttling_and_quotas_of_v2(tmp_path):

@@ -324,12 +324,6 @@ def test_what_holds_a_burst_guarantee_down(guarantee, others, detail):
     assert f"\n    burst: flow 10.0, {detail}" in "\n".join([*found.lines, ""])
 
 
-def test_an_integral_guarantee_without_a_cluster():
-    snapshot = Snapshot((0.0,) * 5, (Pool("q", integral_guarantees=integral("burst", 1.0, 1.0, 1.0)),))
-    found = explain(snapshot, fair_share_update(snapshot, 0.0, None), "q")
-    assert any("accumulated volume for 0.0" in line for line in found.lines)
-
-
 def test_a_fifo_pool_that_puts_gangs_back():
     options = Options(step_function_for_gang_operations=True, fifo_reordering=True)
     pool = Pool("q", mode="fifo", fifo_reordering=True, strong_guarantee_resources=strong(100.0))
@@ -364,15 +358,6 @@ def test_a_fifo_pool_that_puts_gangs_back():
 )  # fmt: skip
 def test_the_path_says_where_a_share_is_cut(name, pools, operations, cuts):
     assert [step.cut for step in why(name, pools, operations).path] == cuts
-
-
-def test_the_parts_of_a_step_make_up_its_share():
-    pools = [guaranteed("q", ROOT, 50.0), Pool("r")]
-    root, q, o = why("o", pools, [operation("o", "q", 150.0), operation("p", "r", 150.0)]).path
-    assert [step.name for step in (root, q, o)] == [ROOT, "q", "o"]
-    assert (q.resource, q.demand, q.share) == ("cpu", 150.0, pytest.approx(125.0))
-    assert (q.strong, q.integral, q.by_weight) == pytest.approx((50.0, 0.0, 75.0))
-    assert (root.demand, root.share) == pytest.approx((300.0, 200.0))
 
 
 # ---- size and numbers

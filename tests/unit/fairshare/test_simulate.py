@@ -74,11 +74,6 @@ def test_there_is_a_row_per_step_and_pool_in_the_order_of_the_tree():
     assert [(row.time_s, row.pool) for row in rows] == expected
 
 
-def test_rows_come_one_by_one():
-    rows = simulate(make_scenario(), 1e9, 1)
-    assert next(rows).time_s == 0.0
-
-
 def test_a_pool_sums_up_what_is_below_it():
     pools = (Pool("top"), Pool("middle", "top"), Pool("low", "middle"), Pool("empty", "top"))
     operations = (
@@ -237,18 +232,3 @@ def test_an_event_that_does_not_fit_is_one_sentence(script, message):
     with pytest.raises(FairShareInputError) as error:
         check_script(make_scenario(*script))
     assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        [],
-        [stop(5), DemandEvent("n", 0, "stop")],
-        [ramp(0, 60, 5), stop(60)],
-        [ramp(0, 60, 5, repeat_every_s=60.0)],
-        [stop(0), start(5, 1, repeat_every_s=10.0), ramp(10, 5, 0, repeat_every_s=10.0)],
-        [stop(0, repeat_every_s=1.0)],
-    ],
-)
-def test_a_script_in_the_order_of_time_is_accepted(script):
-    check_script(make_scenario(*script))

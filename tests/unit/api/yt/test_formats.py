@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from yt import yson as library
 from yt.yson import parser as library_parser
@@ -348,11 +348,6 @@ def typed(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def same(left: Any, right: Any) -> bool:
-    """Equal, and not-a-number is equal to itself."""
-    return write_yson(left) == write_yson(right) or left == right
-
-
 def without_uint(value: Any) -> Any:
     """The value as JSON keeps it: small unsigned numbers, infinities and empty attributes are no kinds of their own."""
     if isinstance(value, Attributed):
@@ -379,38 +374,6 @@ def test_json_survives_being_written_and_read(value, form):
 def test_text_written_is_printable_ascii(value):
     assert all(0x20 <= byte <= 0x7E for byte in write_yson(value))
     assert all(0x20 <= byte <= 0x7E or byte == 0x0A for byte in write_yson(value, "pretty"))
-
-
-def read_or_refuse(data: bytes, form: Format) -> Any:
-    """The value, or None for data that is refused at a place inside it."""
-    refused: list[ParseError] = []
-    try:
-        return read_value(data, form)
-    except ParseError as error:
-        refused.append(error)
-    assert all(error.offset is None or 0 <= error.offset <= len(data) for error in refused)
-    return None
-
-
-@given(st.binary(max_size=60))
-@example(b"\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
-def test_random_bytes_are_read_or_refused(data):
-    for form in (BINARY, JSON, UNICODE_JSON):
-        value = read_or_refuse(data, form)
-        assert value is None or same(read_value(write_value(value, BINARY), BINARY), value)
-
-
-fragments = st.sampled_from([
-    b"{", b"}", b"[", b"]", b"<", b">", b";", b"=", b"#", b"a", b'"b\\x41"', b"5", b"5u", b"1.5", b"%true", b"%nan",
-    b" ", b"\x01\x02x", b"\x02\x05", b"\x03\x00\x00\x00\x00\x00\x00\x00\x40", b"\x04", b"\x06\x80\x01", b"\\",
-    b'"', b"-", b"e",
-])  # fmt: skip
-
-
-@given(st.lists(fragments, max_size=25).map(b"".join))
-def test_yson_made_of_its_own_pieces_is_read_or_refused(data):
-    value = read_or_refuse(data, BINARY)
-    assert value is None or same(read_yson(write_yson(value, "pretty")), value)
 
 
 # --- agreement with YTsaurus' own library ----------------------------------------------------------------------------

@@ -74,39 +74,6 @@ def test_events_are_lines_where_there_is_no_terminal(story, capsys):
     assert capsys.readouterr().out == "   3.2 s  it begins\n"
 
 
-def test_steps_of_the_limit_are_told_and_small_ones_are_not(story, told):
-    job = add_job(story, "simulation")
-    for at_s, cores in enumerate((2.0, 1.9, 1.2, 1.1, 0.6)):
-        write_quota(story, "simulation", cores)
-        story.read_quotas()
-        story._follow_limit(job, float(at_s))
-    assert told == [
-        (2.0, "simulation's limit was lowered to 1.2 of 2 cores, 0.8 are free"),
-        (4.0, "simulation's limit was lowered to 0.6 of 2 cores, 1.4 are free"),
-    ]
-
-
-def test_the_time_to_the_full_limit_is_taken_once_for_each_wake_up(story, told):
-    job = add_job(story, "simulation", limit=0.5)
-    story.wake(5.0)
-    for at_s, limit in ((5.2, 0.5), (5.7, 2.0), (5.8, 2.0)):
-        job.limit = limit
-        story._follow_limit(job, at_s)
-    assert story.wakeups == [Wakeup(5.0, 5.7)]
-    assert told[-1] == (5.7, "simulation has all its CPU back, 0.7 s after it woke up")
-
-
-def test_the_time_to_the_use_of_all_that_was_ordered_is_the_begin_of_the_first_stretch_of_it(story, told, monkeypatch):
-    job = add_job(story, "simulation")
-    used_cpu_s = {at: max(at - 5.3, 0.0) * 2.0 for at in (5.0, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6)}
-    story.wake(5.0)
-    for at_s, used in used_cpu_s.items():
-        monkeypatch.setattr(story, "_read_counters", lambda job, used=used: setattr(job, "used_cpu_s", used))
-        story._follow_use(job, at_s)
-    assert story.wakeups == [Wakeup(5.0, None, 5.3)]
-    assert told[-1] == (5.5, "simulation uses its whole request, 0.30 s after it woke up")
-
-
 def test_a_start_is_on_freed_cpu_when_the_simulation_s_limit_is_lowered_and_there_is_room(story, told):
     record = {
         "job_id": "j", "operation_id": "op-2", "pool": "batch", "cgroup": "gone", "cpu_limit_cores": 1.0,

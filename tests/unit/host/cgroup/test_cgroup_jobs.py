@@ -202,17 +202,6 @@ class TestIdleClass:
         tree.create("a", 1.0, 0)
         assert tree.path("a") == "cpumond-jobs/cpumond-job-a"
 
-    @pytest.mark.parametrize(
-        ("root", "parent"), [("cpumond-jobs", "cpumond-reclaimed"), ("a/b", "cpumond-reclaimed-a-b")]
-    )
-    def test_each_executor_has_a_class_of_its_own(self, tmp_path, root, parent):
-        tree = open_v1(tmp_path, root, V1_NAMES)
-        files = tree.create("a", 1.0, 0, reclaimed=True)
-        assert [os.path.relpath(file, tmp_path) for file in files] == [
-            f"{name}/{parent}/cpumond-job-a/cgroup.procs" for name in V1_NAMES
-        ]
-        assert tree.join_files("a") == files
-
     def test_a_later_run_finds_jobs_of_both_places(self, tmp_path):
         tree = open_v1(tmp_path, names=V1_NAMES)
         tree.create("a", 1.0, 0)
