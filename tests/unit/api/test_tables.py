@@ -115,13 +115,6 @@ def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
     assert overview.view_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
-def test_a_pool_of_after_the_sums_has_no_cores_yet(living):
-    sums = sum_cores(living.tree())
-    living.create_pool("new")
-    rows = [row for row in tables.make_pool_table(living.tree(), sums, NOW).rows if row[0] == "new"]
-    assert dict(zip(tables.COLUMNS, rows[0], strict=True))["ordered_cores"] == 0
-
-
 # --- operations
 
 

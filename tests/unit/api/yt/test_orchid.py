@@ -413,8 +413,10 @@ def test_a_value_set_after_the_update_is_shown_at_once():
 def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
     cluster = Cluster(1000.0)
     cluster.create_pool("p", integral_guarantees=burst(100, 200))
+    cluster.create_pool("no-type-yet", integral_guarantees={"resource_flow": {"cpu": 100}})
     cluster.pass_time()
     cluster.pass_time(60.0)
+    assert cluster.of_pool("no-type-yet", "integral_pool_capacity") == 8640.0
     assert cluster.of_pool("p", "specified_resource_flow_ratio") == 0.1
     assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
     assert cluster.of_pool("p", "integral_pool_capacity_resources") == {
@@ -427,20 +429,8 @@ def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
     assert cluster.of_pool("p", "accumulated_resource_ratio_volume") == pytest.approx(6.0)
     # 6 share*s at 0.2 - 0.1 of the cluster.
     assert cluster.of_pool("p", "estimated_burst_usage_duration_seconds") == pytest.approx(60.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "guarantees", "capacity"),
-    [
-        ({"integral_guarantees": {"pool_capacity_saturation_period": 3_600_000}}, burst(100, 200), 360.0),
-        ({}, {"resource_flow": {"cpu": 100}}, 8640.0),
-    ],
-    ids=["as long as the tree says", "without a type yet"],
-)
-def test_the_capacity_of_a_flow(options, guarantees, capacity):
-    cluster = Cluster(1000.0, **options)
-    cluster.create_pool("p", integral_guarantees=guarantees)
-    assert cluster.of_pool("p", "integral_pool_capacity") == capacity
+    cluster.set_tree(integral_guarantees={"pool_capacity_saturation_period": 3_600_000})
+    assert cluster.of_pool("p", "integral_pool_capacity") == 360.0
 
 
 def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():

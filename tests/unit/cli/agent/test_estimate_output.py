@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -391,19 +389,3 @@ def test_a_weight_is_told_to_be_reckoned_as_a_quota(
     for options, is_said in (([], False), (["--set", "actuator=weight"], True)):
         assert run(["estimate", "--prometheus", "http://x", *options]) == 0
         assert ("computed as if each limit were a quota" in capsys.readouterr().out) == is_said
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_file_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    def read_prometheus(*_: object) -> Findings:
-        assert len(list(tmp_path.iterdir())) == 1
-        os.kill(os.getpid(), number)
-        return make_findings(WEB)
-
-    monkeypatch.setattr("cpumond.cli.agent.estimate._read_prometheus", read_prometheus)
-    before = signal.getsignal(number)
-    assert run(["estimate", "--prometheus", "http://x", "--write", str(tmp_path / "jobs.toml")]) == 130
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(number) == before

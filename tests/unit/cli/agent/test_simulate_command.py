@@ -76,13 +76,6 @@ def test_a_longer_wait_keeps_work_of_jobs_on_reclaimed_cpu(capsys):
     assert ended["kept_work_ratio"] < kept["kept_work_ratio"] <= 1.0
 
 
-def test_a_program_falls_behind_where_other_work_piles_up(demand, capsys):
-    options = ("--set", "throttle_restore_ratio=0")
-    (piled,) = answer(capsys, demand, *options)["results"]
-    (behind,) = answer(capsys, demand, "--program", *options)["results"]
-    assert behind["delay_s"] > piled["delay_s"] > 0
-
-
 # recorded traces
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, render_text
+from cpumond.cli.scheduler.report import choose_output, render_csv, render_text
 from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import NoSuchError, UsageError
@@ -171,12 +171,6 @@ def test_csv_keeps_every_name_in_its_cell():
             assert row[key].replace("'", "") == name.replace("'", "")
             assert not any(line[:1] in ("=", "+", "-", "@", "\t") for line in row[key].splitlines())
         assert row["points"] == "100"
-
-
-def test_only_what_would_be_a_formula_gets_an_apostrophe():
-    guarded = ["=1", "+1", "-1", "@x", "\tx", "\rx", "\nx"]
-    assert [guard_cell(text) for text in guarded] == [f"'{text}" for text in guarded]
-    assert [guard_cell(text) for text in ("", "a=1", "'=1", " =1")] == ["", "a=1", "'=1", " =1"]
 
 
 # ---- pools

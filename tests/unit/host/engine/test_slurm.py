@@ -70,29 +70,35 @@ def write_squeue(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
     monkeypatch.setenv("PATH", str(directory), prepend=":")
 
 
+def watch(root: Path, places: tuple[str, ...], count: int) -> list[EngineReply]:
+    """The first answers about jobs in a tree of cgroups."""
+    engine = SlurmEngine(SimpleNamespace(cpu_root=str(root), cpuacct_root=str(root)), places)  # type: ignore[arg-type]
+    told: list[EngineReply] = []
+
+    async def run() -> None:
+        enough = asyncio.Event()
+
+        def publish(answer: EngineReply) -> None:
+            told.append(answer)
+            if len(told) == count:
+                enough.set()
+
+        task = asyncio.create_task(engine.watch(publish, asyncio.Event()))
+        await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+
+    asyncio.run(run())
+    return told[:count]
+
+
 def test_a_job_whose_cgroup_is_named_by_sluid_is_shown_by_its_number(tmp_path, monkeypatch):
     """As Slurm 26.05 has it, with a CgroupSlice of its own, beside one from before the upgrade."""
     for name in (SLUID, "job_3", "system", "s7"):
         (tmp_path / f"tree/hpc.slice/n1_slurmstepd.scope/{name}/step_0").mkdir(parents=True)
     answers = f'*--jobs={SLUID}*%s*) echo "{SLUID}|7|1|2|u|a|p|x";; *--jobs=3*) echo "3|1|1|u|a|p|y";;'
     write_squeue(tmp_path, monkeypatch, f'case "$*" in --version) echo slurm 26.05.2;; {answers} *) exit 9;; esac')
-    root = str(tmp_path / "tree")
-    engine = SlurmEngine(SimpleNamespace(cpu_root=root, cpuacct_root=root), PLACES["slurm"])  # type: ignore[arg-type]
-    told: list[EngineReply] = []
-
-    async def watch() -> None:
-        enough = asyncio.Event()
-
-        def publish(answer: EngineReply) -> None:
-            told.append(answer)
-            enough.set()
-
-        task = asyncio.create_task(engine.watch(publish, asyncio.Event()))
-        await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        task.cancel()
-
-    asyncio.run(watch())
-    assert {(job.job_id, job.name, job.path.rpartition("/")[2], job.ordered_cores) for job in told[0].jobs} == {
+    [told] = watch(tmp_path / "tree", PLACES["slurm"], 1)
+    assert {(job.job_id, job.name, job.path.rpartition("/")[2], job.ordered_cores) for job in told.jobs} == {
         ("7", "job_7", SLUID, 2.0),
         ("3", "job_3", "job_3", 1.0),
     }
@@ -104,24 +110,8 @@ def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path,
     known = 'n=${2#--jobs=}; echo "$n|1|2|u|a|p|name"'
     write_squeue(tmp_path, monkeypatch, f'case "$1" in --version) echo slurm-wlm 22;; *) {known};; esac')
     monkeypatch.setattr(slurm, "LOOK_S", 0.0)
-    root = str(tmp_path / "tree")
-    engine = SlurmEngine(SimpleNamespace(cpu_root=root, cpuacct_root=root), ("slurm*/uid_*/job_*",))  # type: ignore[arg-type]
-    told: list[int] = []
-
-    async def watch() -> None:
-        enough = asyncio.Event()
-
-        def publish(answer: EngineReply) -> None:
-            told.append(len(answer.jobs))
-            if len(told) == 4:
-                enough.set()
-
-        task = asyncio.create_task(engine.watch(publish, asyncio.Event()))
-        await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        task.cancel()
-
-    asyncio.run(watch())
-    assert told[:4] == [1, 2, 3, 3]
+    told = watch(tmp_path / "tree", ("slurm*/uid_*/job_*",), 4)
+    assert [len(answer.jobs) for answer in told] == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
