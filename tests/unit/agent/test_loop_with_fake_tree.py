@@ -658,28 +658,33 @@ def shade(node: FakeNode) -> None:
     node.reload(QUICK.replace("reclaim", "shadow") + source())
 
 
-def pause(node: FakeNode) -> None:
-    (node.directory / "run" / "pause").touch()
-
-
 def override(node: FakeNode) -> None:
     node.write("a", "cpu.max", "400000 100000\n")
 
 
-@pytest.mark.parametrize("hinder", [shade, override, pause])
+@pytest.mark.parametrize("hinder", [shade, override])
 def test_a_pin_is_in_force_again_after_what_hinders_it(make_node, hinder):
     config = QUICK + source() + RESCAN + '[writes]\noverride_ttl = "3s"\n'
     node = make_node({"a": FOUR}, config=config).start()
-    if hinder is pause:
-        hinder(node)
     control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
     hinder(node)
     node.ticks(2)
     assert node.cores("a") == 4.0
-    (node.directory / "run" / "pause").unlink(missing_ok=True)
     node.reload(config)
     node.ticks(5)
     assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+
+
+def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    pause = node.directory / "run" / "pause"
+    pause.touch()
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    node.ticks(3)
+    assert node.cores("a") == 4.0
+    pause.unlink()
+    node.ticks(2)
+    assert node.cores("a") == 1.5
 
 
 def test_a_pin_with_a_time_ends_by_itself(make_node):

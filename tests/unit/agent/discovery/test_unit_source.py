@@ -26,34 +26,26 @@ def units(*slices: str, **more: object) -> Source:
     return Source(kind="systemd", slices=list(slices), **more)  # type: ignore[arg-type]
 
 
-def test_services_and_scopes_of_a_slice_and_of_those_below_it(root: str) -> None:
-    paths, watched = find_cgroups(root, units("batch.slice"))
-    assert paths == [
-        "batch.slice/batch-night.slice/late.service",
-        "batch.slice/pod.scope",
-        "batch.slice/run-1.scope",
-        "batch.slice/work.service",
-    ]
-    assert watched == ["", "batch.slice", "batch.slice/batch-night.slice"]
+LATE, WORK = "batch.slice/batch-night.slice/late.service", "batch.slice/work.service"
 
 
-def test_a_pattern_is_of_the_units_name(root: str) -> None:
-    assert find_cgroups(root, units("batch.slice", pattern="*.service"))[0] == [
-        "batch.slice/batch-night.slice/late.service",
-        "batch.slice/work.service",
-    ]
-    assert find_cgroups(root, units("batch-night.slice", pattern="l*"))[0] == [
-        "batch.slice/batch-night.slice/late.service"
-    ]
+@pytest.mark.parametrize(
+    ("source", "paths"),
+    [
+        (units("batch.slice"), [LATE, "batch.slice/pod.scope", "batch.slice/run-1.scope", WORK]),
+        (units("batch.slice", pattern="*.service"), [LATE, WORK]),
+        (units("batch-night.slice", pattern="l*"), [LATE]),
+        (units("-.slice", pattern="[is]*"), ["init.scope", "system.slice/ssh.service"]),
+    ],
+    ids=["and of those below it", "whose names fit", "in a slice below", "the root slice is everything"],
+)
+def test_services_and_scopes_of_a_slice(root: str, source: Source, paths: list[str]) -> None:
+    assert find_cgroups(root, source)[0] == paths
 
 
-def test_the_root_slice_is_everything(root: str) -> None:
-    assert "system.slice/ssh.service" in find_cgroups(root, units("-.slice"))[0]
-    assert "init.scope" in find_cgroups(root, units("-.slice"))[0]
-
-
-def test_a_slice_that_is_not_there_is_waited_for(root: str) -> None:
+def test_a_slice_is_watched_with_those_below_it_and_waited_for(root: str) -> None:
     """Each dash in its name is a level."""
+    assert find_cgroups(root, units("batch.slice"))[1] == ["", "batch.slice", "batch.slice/batch-night.slice"]
     assert find_cgroups(root, units("a-b-c.slice")) == ([], ["", "a.slice", "a.slice/a-b.slice"])
 
 

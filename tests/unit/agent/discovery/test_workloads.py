@@ -105,6 +105,7 @@ def test_containers_are_workloads_and_the_units_and_pods_around_them_are_not() -
         container, "system.slice/a.service", held, job,
     ]  # fmt: skip
     assert pick(POD) == [POD]
+    assert pick(POD, "jobs/a", left_out=[POD, "jobs/a"]) == [], "what must not be lowered"
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,6 @@ def test_other_leaf_cgroups_count_where_there_are_processes() -> None:
     assert [(each.path, each.kind, each.name, each.detail) for each in found] == [
         ("alone", "cgroup", "alone", ""), ("jobs/a", "cgroup", "a", "jobs"),
     ]  # fmt: skip
-
-
-def test_what_must_not_be_lowered_is_left_out() -> None:
-    session = "user.slice/user-0.slice/session-1.scope"
-    assert pick(session, "jobs/a", left_out=[session, "jobs/a"]) == []
 
 
 @pytest.mark.parametrize(

@@ -10,29 +10,27 @@ from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 
 
 @pytest.mark.parametrize(
-    ("looks", "struck"),
+    ("timer", "looks", "struck"),
     [
-        ([(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
-        ([(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False] * 5 + [True]),
-        ([(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
+        (Timer(10.0), [(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
+        (
+            Timer(10.0),
+            [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)],
+            [False, False, False, False, False, True],
+        ),
+        (Timer(10.0), [(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
+        (Timer(10.0, 0.05), [(0.0, 2.1), (11.0, 2.1), (20.0, 2.2), (31.0, 2.2)], [False, False, False, True]),
+        (Timer(0.0), [(0.0, 2.0 + 1e-9), (1.0, 2.0 + 1e-9)], [False, False]),
     ],
-    ids=["longer than the timeout", "a moment within the capacity resets it", "it starts anew after it has struck"],
-)
-def test_an_overdraft_counts_only_when_it_lasts(looks: list[tuple[float, float]], struck: list[bool]) -> None:
-    timer = Timer(10.0)
+    ids=[
+        "longer than the timeout", "a moment within the capacity resets it", "it starts anew after it has struck",
+        "what is allowed", "sums of floats that are the capacity",
+    ],
+)  # fmt: skip
+def test_an_overdraft_counts_only_when_it_lasts(
+    timer: Timer, looks: list[tuple[float, float]], struck: list[bool]
+) -> None:
     assert [timer.note(now, used, 2.0) for now, used in looks] == struck
-
-
-def test_an_overdraft_of_what_is_allowed_never_strikes() -> None:
-    timer = Timer(10.0, 0.05)
-    assert [timer.note(now, 2.1, 2.0) for now in (0.0, 11.0)] == [False, False]
-    assert [timer.note(now, 2.2, 2.0) for now in (20.0, 31.0)] == [False, True]
-
-
-def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
-    timer = Timer(0.0)
-    assert not timer.note(0.0, 0.1 + 0.2, 0.3)
-    assert timer.since_s is None
 
 
 def test_the_latest_started_go_first_until_the_rest_fits() -> None:
