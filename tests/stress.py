@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from real_cgroups import CgroupTree
+
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import CgroupTree
 
 TESTS = Path(__file__).resolve().parent
 LOOPS, ORDERS, PAIRS = 8, 10, 40

@@ -1,9 +1,5 @@
-"""Tools for tests and experiments: fake trees and clocks, real cgroups, real load.
+"""Trees of plain files in place of cgroups, for tests and for ``cpumond demo`` where none can be created."""
 
-Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts."""
+from cpumond.testing.tree import make_tree, make_v2_host, v2_cgroup, write_mountinfo
 
-from cpumond.testing.tree import CgroupTree, FakeClock, LoadProcess, make_tree, make_v2_host, v2_cgroup, write_mountinfo
-
-__all__ = [
-    "CgroupTree", "FakeClock", "LoadProcess", "make_tree", "make_v2_host", "v2_cgroup", "write_mountinfo",
-]  # fmt: skip
+__all__ = ["make_tree", "make_v2_host", "v2_cgroup", "write_mountinfo"]

@@ -27,13 +27,14 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from agent_process import AgentProcess
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import CgroupTree
 
 MAX_RATIO = 5.0
 """To the C floor, with nothing held down."""

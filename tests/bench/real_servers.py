@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from real_cgroups import CgroupTree
+
 from cpumond.cluster import remove_cgroups
 from cpumond.cluster.ports import pick_port
 from cpumond.cluster.postgresql import PostgresServer, find_postgresql
 from cpumond.core.job_cgroups import IDLE_NAME
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree
 
 START_S = 60.0
 CONNECTIONS = 24

@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from real_arms import (
     ARMS,
     FILES_OF_JOB,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpumond.testing import CgroupTree
+from real_cgroups import CgroupTree
 
 FLOOR = 0.1
 

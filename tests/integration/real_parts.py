@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+from real_cgroups import CgroupTree
 from scheduler_process import SchedulerProcess
 
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.testing import CgroupTree
 
 _numbers = itertools.count()
 

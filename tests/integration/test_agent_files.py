@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from configs import at_floor, describe_agent, make
+from real_cgroups import CgroupTree
 from waiting import wait_until
-
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

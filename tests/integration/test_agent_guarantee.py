@@ -11,10 +11,10 @@ from agent_process import AgentProcess
 from asyncinotify import Inotify, Mask
 from closed_loop import WAIT_S, Loop
 from configs import FLOOR, QUICK, describe_agent, describe_source, make
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.core.job_cgroups import name_idle_parent
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

@@ -12,10 +12,11 @@ import httpx2
 import pytest
 from agent_process import AgentProcess, free_port
 from configs import describe_agent, make
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree, make_v2_host, v2_cgroup
+from cpumond.testing import make_v2_host, v2_cgroup
 
 
 def page(port: int) -> str:

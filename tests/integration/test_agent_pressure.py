@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from agent_process import AgentProcess
 from configs import at_floor, describe_agent, make
+from real_cgroups import CgroupTree, LoadProcess
 from waiting import wait_until
 
 from cpumond.host.cgroup.files import read_pressure_s
-from cpumond.testing import CgroupTree, LoadProcess
 
 pytestmark = pytest.mark.cgroup
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from configs import at_floor, describe_agent, describe_source
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.monitor.model import MonitorSettings
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

@@ -13,9 +13,8 @@ import pytest
 from agent_process import AgentProcess
 from commands import run_command
 from configs import at_floor, describe_agent, describe_source, make
+from real_cgroups import CgroupTree
 from waiting import wait_until
-
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

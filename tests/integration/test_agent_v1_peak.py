@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 from agent_process import AgentProcess
 from configs import FLOOR, describe_agent, describe_source
+from real_cgroups import CgroupTree
 from waiting import wait_until
-
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

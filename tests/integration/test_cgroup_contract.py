@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from asyncinotify import Inotify, Mask
+from real_cgroups import CgroupTree, LoadProcess
 from waiting import count_descriptors, wait_until
 
 from cpumond.agent.watch import Watcher
@@ -31,7 +32,7 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
-from cpumond.testing import CgroupTree, LoadProcess, make_tree, make_v2_host, v2_cgroup, write_mountinfo
+from cpumond.testing import make_tree, make_v2_host, v2_cgroup, write_mountinfo
 
 V1_FILES = {
     "cpuacct.usage": "0\n",

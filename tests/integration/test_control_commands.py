@@ -15,12 +15,12 @@ import pytest
 import test_every_command as every
 from agent_process import AgentProcess
 from own_terminal import Terminal
+from real_cgroups import CgroupTree
 from scheduler_process import terminal_environment
 from waiting import wait_until
 
 from cpumond.cli.answers import ANSWERS
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

@@ -24,6 +24,7 @@ import pytest
 import yaml
 from agent_process import AgentProcess
 from configs import at_floor, describe_agent, make
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond import __version__
@@ -35,7 +36,6 @@ from cpumond.core.errors import EXIT_PERMISSION
 from cpumond.core.settings import parse_listen
 from cpumond.scheduler.program.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.rights.tokens import load_tokens
-from cpumond.testing import CgroupTree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "docs" / "deploy"

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from commands import run_command
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.host.cgroup import open_cgroup
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

@@ -23,9 +23,8 @@ from answering import Asked, listen
 from commands import run_command
 from configs import at_floor, describe_agent, make
 from kubelet_server import TOKEN
+from real_cgroups import CgroupTree
 from waiting import wait_until
-
-from cpumond.testing import CgroupTree
 
 RESOURCE = "cpumond.io/reclaimed-cpu"
 

@@ -25,10 +25,10 @@ from kubelet_server import (
     place_of,
     write_token,
 )
+from real_cgroups import CgroupTree
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 

@@ -19,10 +19,10 @@ import psutil
 import pytest
 import test_every_command as every
 from commands import run_command
+from real_cgroups import CgroupTree
 from waiting import is_over, wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
-from cpumond.testing import CgroupTree
 
 COMMAND = [sys.executable, "-m", "cpumond"]
 

@@ -16,10 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 from agent_process import AgentProcess, free_port
+from real_cgroups import CgroupTree
 from scheduler_process import SchedulerProcess
 from waiting import is_over, wait_until
-
-from cpumond.testing import CgroupTree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMITS = {"0.1": "f3cfea2", "0.2": "3d5ecf5"}

@@ -90,8 +90,8 @@ BELOW: dict[str, set[str]] = {
     "agent.report": {"", "core", "agent.config", "agent.report"},
     "scheduler": {"", "core", "host.connections", "host.service", "fairshare", "monitor.model", "scheduler"},
     "api": {"", "core", "fairshare", "scheduler", "web", "api"},
-    "testing": {"core", "host", "testing"},
-    "cluster": {"core", "host", "testing", "cluster"},
+    "testing": {"testing"},
+    "cluster": {"core", "host", "cluster"},
 }  # fmt: skip
 """Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself). The longest name counts."""
 
@@ -99,7 +99,7 @@ HOME = {
     "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.program.exporter"},
     "dbus_fast": {"cpumond.host.systemd.connection"},
     "asyncinotify": {"cpumond.agent.watch"},
-    "cgroupspy": {"cpumond.cli.demo", "cpumond.cluster", "cpumond.testing"},
+    "cgroupspy": {"cpumond.cli.demo", "cpumond.cluster"},
     "cysystemd": {"cpumond.host.service", "cpumond.core.log"},
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},

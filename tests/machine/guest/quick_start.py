@@ -124,7 +124,7 @@ def run_program(start: list[str]) -> int:
             runpy.run_module("cpumond", run_name="__main__", alter_sys=True)
         else:
             sys.argv[:] = ["-c", *start[3:]]
-            exec(start[2], {"__name__": "__main__"})  # noqa: S102 - the program of cpumond.testing
+            exec(start[2], {"__name__": "__main__"})  # noqa: S102 - a program of tests
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)

@@ -13,7 +13,7 @@ from cpumond.agent.tracked import TrackedView
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import FakeClock, make_tree, make_v2_host, v2_cgroup
+from cpumond.testing import make_tree, make_v2_host, v2_cgroup
 
 QUICK = """
 [monitor]
@@ -26,6 +26,35 @@ decrease_coefficient = 0.5
 min_cpu_limit = 0.5
 """
 """Two checks decide, each shrink halves the limit: from 4 cores to 0.5 in five checks."""
+
+
+class FakeClock:
+    """A clock for tests. ``advance`` moves all times, ``suspend`` boot and wall time, ``set_wall`` only wall time."""
+
+    def __init__(self, start_s: float = 1000.0) -> None:
+        self._monotonic_s = start_s
+        self._asleep_s = 0.0
+        self._set_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_s
+
+    def boottime_s(self) -> float:
+        return self._monotonic_s + self._asleep_s
+
+    def wall_s(self) -> float:
+        return 1.7e9 + self.boottime_s() + self._set_s
+
+    def advance(self, seconds: float) -> None:
+        self._monotonic_s += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep."""
+        self._asleep_s += seconds
+
+    def set_wall(self, seconds: float) -> None:
+        """Set the wall clock forward, or back."""
+        self._set_s += seconds
 
 
 class CollectedReports:

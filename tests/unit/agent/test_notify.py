@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_node import QUICK, CollectedReports, FakeNode, source
+from fake_node import QUICK, CollectedReports, FakeClock, FakeNode, source
 
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.service import Agent
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat, RegistrationAnswer
 from cpumond.host.service import ServiceManager, read_watchdog_s
-from cpumond.testing import FakeClock, v2_cgroup
+from cpumond.testing import v2_cgroup
 
 
 class Manager:

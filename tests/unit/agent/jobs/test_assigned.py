@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_executor import ME, PlayedExecutor
+from fake_node import FakeClock
 
 from cpumond.agent.config import AgentConfig, finish_config, parse_config_text
 from cpumond.agent.jobs import assigned as module
@@ -30,7 +31,6 @@ from cpumond.agent.jobs.memory import MemoryFiles
 from cpumond.core.errors import ConfigError, UnavailableError
 from cpumond.core.wire import MEMORY_OVERDRAFT, HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
-from cpumond.testing import FakeClock
 
 DAMAGED = [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b'{"\xff": {}}', b"[" * 5000, b"\0" * 100]
 """What a disk may make of a file."""
