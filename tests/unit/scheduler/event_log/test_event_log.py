@@ -399,19 +399,6 @@ async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Schedule
     assert not scheduler.state.config.trees["default"].pools["a"].attributes
 
 
-async def test_an_undo_needs_the_rights_of_what_it_does(scheduler: Scheduler) -> None:
-    await scheduler.execute(CreatePool("default", "a"), ROOT)
-    await scheduler.execute(set_weight("a", 2), ROOT)
-    number = await number_of_last(scheduler, "audit")
-    error = await refusal(scheduler, UndoChange(number))
-    assert (error.code, "alice may not change the options of pool" in str(error)) == (ACCESS_DENIED, True)
-    assert (await find(scheduler, "user:alice"))[-1].request == {"number": number}
-    entry = {"action": "allow", "subjects": ["alice"], "permissions": ["write"]}
-    await scheduler.execute(ChangeTree("default", (Edit(("acl",), [entry]),)), ROOT)
-    await scheduler.execute(UndoChange(number), ALICE)
-    assert "allows write to alice" in (await find(scheduler, "user:alice"))[-1].allowed_by
-
-
 async def test_what_cannot_be_undone(scheduler: Scheduler) -> None:
     await scheduler.execute(start(), ROOT)
     number = await number_of_last(scheduler)

@@ -431,22 +431,17 @@ def test_a_report_of_days_has_users_who_ordered_most_first_and_what_was_lost(wat
     assert tree.operations == []
 
 
-def test_a_finished_operation_keeps_its_title_in_a_report(watch):
+def test_a_report_has_what_is_finished_and_removed_and_nothing_of_what_nobody_knows(watch):
+    def report(totals: dict[Key, Amounts], tree: str | None = None) -> Any:
+        return make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, tree).trees
+
     operation, _ = watch.run_one(title="t")
     watch.world.complete(operation)
-    totals = {operation_key(operation): Amounts(points=1)}
-    report = make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, "default")
-    assert (report.trees[0].operations[0].title, report.trees[0].operations[0].state) == ("t", "completed")
-
-
-def test_a_report_of_a_tree_that_nobody_knows_is_empty(watch):
-    assert make_report(watch.world.state, PeriodTotals({}, 0.0), 0.0, 1.0, 10.0, "other").trees == []
-
-
-def test_a_tree_that_was_removed_is_in_the_report(watch):
-    totals = {Key(POOL, "old", ROOT_POOL): Amounts(used=3600.0)}
-    report = make_report(watch.world.state, PeriodTotals(totals, 0.0), 0.0, 1.0, 10.0, None)
-    assert [(each.tree, each.total.used) for each in report.trees] == [("default", 0.0), ("old", 1.0)]
+    [shown] = report({operation_key(operation): Amounts(points=1)}, "default")[0].operations
+    assert (shown.title, shown.state) == ("t", "completed")
+    found = report({Key(POOL, "old", ROOT_POOL): Amounts(used=3600.0)})
+    assert [(each.tree, each.total.used) for each in found] == [("default", 0.0), ("old", 1.0)]
+    assert report({}, "other") == []
 
 
 def test_the_operations_that_ordered_most_are_kept():

@@ -10,83 +10,66 @@ from cpumond.scheduler.store import Lease
 from cpumond.scheduler.store.lead import Lead, LeadStep
 
 LEASE_S = 10.0
+STANDBY = Lead(LEASE_S).seen(Lease(3, "a:1", 5.0), 100.0)
+LEADER = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 100.0)
 
 
-def test_it_looks_at_once():
-    lead = Lead(LEASE_S)
-    assert lead.find_step(0.0) is LeadStep.TAKE
-    assert not lead.may_answer(0, 0.0)
+@pytest.mark.parametrize(
+    ("lead", "at", "before"),
+    [
+        pytest.param(Lead(LEASE_S), 0.0, None, id="at once"),
+        pytest.param(STANDBY, 101.0, LeadStep.WAIT, id="a standby each second"),
+        pytest.param(Lead(0.6).seen(None, 0.0), 0.2, LeadStep.WAIT, id="more often where the lease is short"),
+        pytest.param(STANDBY.failed("no answer", 101.0), 102.0, LeadStep.WAIT, id="again where nobody answered"),
+        pytest.param(LEADER.ended(105.0), 105.0, None, id="at once after its end"),
+        pytest.param(LEADER.ended(105.0, 10.0), 115.0, LeadStep.WAIT, id="after a rest"),
+    ],
+)
+def test_when_it_looks(lead: Lead, at: float, before: LeadStep | None) -> None:
+    assert lead.find_step(at) is LeadStep.TAKE
+    assert before is None or lead.find_step(at - 0.1) is before
+    assert not lead.may_answer(lead.term, at)
 
 
-def test_a_standby_looks_again_each_second_and_knows_the_leader():
-    lead = Lead(LEASE_S).seen(Lease(3, "a:1", 5.0), 100.0)
-    assert (lead.term, lead.leader, lead.is_own) == (3, "a:1", False)
-    assert lead.find_step(100.9) is LeadStep.WAIT
-    assert lead.wait_s(100.9, False) == pytest.approx(0.1)
-    assert lead.find_step(101.0) is LeadStep.TAKE
-    assert lead.wait_s(101.0, True) is None
-    assert not lead.may_answer(3, 100.0)
+@pytest.mark.parametrize(
+    ("lead", "at"),
+    [
+        pytest.param(LEADER, 103.4, id="each third"),
+        pytest.param(LEADER.renewed(103.4, 103.6), 106.8, id="counted from when it asked"),
+        pytest.param(LEADER.failed("no answer", 104.0), 104.5, id="soon where it failed"),
+    ],
+)
+def test_when_a_leader_renews(lead: Lead, at: float) -> None:
+    assert (lead.find_step(at - 0.1), lead.find_step(at)) == (LeadStep.WAIT, LeadStep.RENEW)
+    assert (lead.may_answer(4, at), lead.may_answer(3, at)) == (True, False), "in its term alone"
 
 
-def test_a_leader_whose_lease_is_over_is_none():
-    assert Lead(LEASE_S).seen(Lease(3, "a:1", 0.0), 0.0).leader == ""
+@pytest.mark.parametrize(
+    ("lead", "end", "has_answered"),
+    [
+        pytest.param(LEADER, 109.5, True, id="before its lease is over"),
+        pytest.param(LEADER.renewed(103.4, 103.6), 112.9, True, id="after a renewal"),
+        pytest.param(Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 120.0), 120.0, False, id="a long pause"),
+        pytest.param(LEADER.renewed(109.0, 110.0), 110.0, False, id="a renewal that came too late"),
+    ],
+)
+def test_when_a_leader_steps_down(lead: Lead, end: float, has_answered: bool) -> None:
+    assert lead.find_step(end + 0.1) is LeadStep.END
+    assert (lead.may_answer(4, end - 0.1), lead.may_answer(4, end + 0.1)) == (has_answered, False)
+
+
+def test_who_leads_and_what_went_wrong_is_known() -> None:
+    assert (STANDBY.term, STANDBY.leader, STANDBY.is_own) == (3, "a:1", False)
+    assert Lead(LEASE_S).seen(Lease(3, "a:1", 0.0), 0.0).leader == "", "its lease is over"
     assert Lead(LEASE_S).seen(None, 0.0).term == 0
+    failed = STANDBY.failed("no answer", 101.0)
+    assert (failed.term, failed.find_leader(109.9), failed.find_leader(110.0)) == (3, "a:1", "")
+    assert (failed.error, LEADER.failed("no answer", 104.0).renewed(104.5, 104.6).error) == ("no answer", "")
+    assert not LEADER.ended(105.0).renewed(104.0, 105.0).is_own
+    assert LEADER.ended(105.0, 10.0).until_s == -math.inf
 
 
-def test_a_short_lease_is_looked_at_more_often():
-    assert Lead(0.6).seen(None, 0.0).next_s == pytest.approx(0.2)
-
-
-def test_a_leader_renews_each_third_and_answers_in_its_term_alone():
-    lead = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 100.5)
-    assert lead.is_own
-    assert lead.may_answer(4, 100.5)
-    assert not lead.may_answer(3, 100.5)
-    assert lead.find_step(103.3) is LeadStep.WAIT
-    assert lead.find_step(103.4) is LeadStep.RENEW
-    renewed = lead.renewed(103.4, 103.6)
-    assert renewed.until_s == pytest.approx(112.9)
-    assert renewed.find_step(106.7) is LeadStep.WAIT
-
-
-def test_it_stops_answering_before_the_lease_is_over_counted_from_when_it_asked():
-    lead = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 104.0)
-    assert lead.may_answer(4, 109.4)
-    assert not lead.may_answer(4, 109.6)
-    assert lead.find_step(109.6) is LeadStep.END
-    assert lead.wait_s(104.0, True) == pytest.approx(5.5)
-
-
-def test_an_answer_that_came_after_a_long_pause_gives_no_lease():
-    assert Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 120.0).find_step(120.0) is LeadStep.END
-
-
-def test_a_renewal_does_not_bring_back_what_is_over():
-    lead = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 100.0)
-    assert lead.renewed(109.0, 110.0).find_step(110.0) is LeadStep.END
-    assert not lead.ended(105.0).renewed(104.0, 105.0).is_own
-
-
-def test_a_failed_renewal_is_tried_again_soon_and_the_lease_goes_on():
-    lead = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 100.0).failed("no answer", 104.0)
-    assert lead.may_answer(4, 104.0)
-    assert lead.error == "no answer"
-    assert lead.find_step(104.4) is LeadStep.WAIT
-    assert lead.find_step(104.5) is LeadStep.RENEW
-    assert lead.renewed(104.5, 104.6).error == ""
-
-
-def test_a_standby_that_is_not_answered_keeps_what_it_knew():
-    lead = Lead(LEASE_S).seen(Lease(3, "a:1", 5.0), 100.0).failed("no answer", 101.0)
-    assert (lead.term, lead.find_leader(109.9), lead.error) == (3, "a:1", "no answer")
-    assert lead.find_leader(110.0) == ""
-    assert lead.find_step(102.0) is LeadStep.TAKE
-
-
-def test_after_its_end_it_is_a_standby_at_once_or_after_a_rest():
-    lead = Lead(LEASE_S).taken(Lease(4, "b:1", LEASE_S), 100.0, 100.0)
-    assert lead.ended(105.0).find_step(105.0) is LeadStep.TAKE
-    rested = lead.ended(105.0, 10.0)
-    assert rested.until_s == -math.inf
-    assert rested.find_step(114.9) is LeadStep.WAIT
-    assert rested.find_step(115.0) is LeadStep.TAKE
+def test_how_long_it_waits() -> None:
+    assert STANDBY.wait_s(100.9, False) == pytest.approx(0.1)
+    assert STANDBY.wait_s(101.0, True) is None
+    assert LEADER.wait_s(104.0, True) == pytest.approx(5.5)
