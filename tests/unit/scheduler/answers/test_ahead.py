@@ -100,8 +100,7 @@ def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "told"),
-    [(1.0, "its first job starts after "), (9.0, "it does not start, even when all jobs have ended")],
+    ("cpu", "told"), [(1.0, "its first job starts after "), (9.0, "it does not start, even when all jobs have ended")]
 )
 def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: str) -> None:
     """So many heartbeats come before the first update that nothing seems to be left to do."""

@@ -7,15 +7,7 @@ import random
 import msgspec
 import pytest
 
-from cpumond.scheduler.answers.calibration import (
-    ENOUGH,
-    KEPT,
-    LEAST_S,
-    Calibration,
-    Interval,
-    is_inside,
-    place_of,
-)
+from cpumond.scheduler.answers.calibration import ENOUGH, KEPT, LEAST_S, Calibration, Interval, is_inside, place_of
 from cpumond.scheduler.model.forecast import Forecast
 
 NOW = 1000.0

@@ -94,11 +94,7 @@ async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
     world.clock.at += 10.0
     world.history.take_if_due(world.clock.at)
     now = world.clock.at
-    for kind, tree, name in (
-        ("pool", "default", "p"),
-        ("pool", "default", ROOT_POOL),
-        ("operation", "", operation),
-    ):
+    for kind, tree, name in (("pool", "default", "p"), ("pool", "default", ROOT_POOL), ("operation", "", operation)):
         view = await world.history.read(kind, tree, name, START, now)
         assert isinstance(view, HistoryView)
         assert (view.times, view.intervals, view.columns["used_cores"]) == ([now], [10.0], [3.0])

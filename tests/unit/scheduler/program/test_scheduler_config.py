@@ -90,7 +90,7 @@ KEYS = 'secrets_key_file = "/k"\n[api]\n'
             (f'[api]\nlisten = "{listen}"', f"api.listen: {listen!r} can be reached from other machines, and without")
             for listen in OPEN
         ),
-        ('[api]\nlisten = "0.0.0.0:1"', "or api.socket, where root makes tokens with `cpumond token create`, or listen"),
+        ('[api]\nlisten = "0.0.0.0:1"', "or api.socket, where root makes tokens with `cpumond token create`, or"),
         *(
             (f'[api]\nlisten = "{listen}"', 'api.listen: must be "host:port" with a port in [0, 65535]')
             for listen in (" ", "9757", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":9757", "127.0.0.1:x")

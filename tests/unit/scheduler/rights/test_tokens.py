@@ -125,10 +125,7 @@ def test_a_nodes_token_is_good_for_the_ids_that_its_pattern_matches(
         (f"alice:{HASH_A}0", "got 65 characters"),
         (f"alice:{'g' * 64}", "expected 64 hexadecimal digits"),
         (f"alice:{chr(0x661) * 64}", "expected 64 hexadecimal digits"),
-        (
-            f"alice:{HASH_A}:",
-            "'admin' or 'user' or 'node' or 'proxy' after the hash, got something else",
-        ),
+        (f"alice:{HASH_A}:", "'admin' or 'user' or 'node' or 'proxy' after the hash, got something else"),
         (f"alice:{HASH_A}:Admin", "after the hash, got 'Admin'"),
         (f"alice:{HASH_A}:admn", "after the hash, got 'admn'"),
         (f"alice:{HASH_A}:root", "after the hash, got something else"),

@@ -37,14 +37,7 @@ from cpumond.scheduler.settings.commands import (
     TransferPoolResources,
     apply,
 )
-from cpumond.scheduler.settings.records import (
-    SYSTEM,
-    RecordKey,
-    changed_records,
-    encode_pool,
-    encode_tree,
-    load_config,
-)
+from cpumond.scheduler.settings.records import SYSTEM, RecordKey, changed_records, encode_pool, encode_tree, load_config
 
 EMPTY = Config(MappingProxyType({}))
 NODES = {"node-1": ["a", "x", "node-1"], "node-2": ["b", "node-2"]}

@@ -12,11 +12,7 @@ from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeCon
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
 from cpumond.scheduler.settings.validation import MAX_DEPTH, MAX_SUBTREE, check_name, find_overcommit, validate_tree
 
-BURST_POOL = {
-    "guarantee_type": "burst",
-    "resource_flow": {"cpu": 5},
-    "burst_guarantee_resources": {"cpu": 10},
-}
+BURST_POOL = {"guarantee_type": "burst", "resource_flow": {"cpu": 5}, "burst_guarantee_resources": {"cpu": 10}}
 
 
 def tree(pools: Mapping[str, tuple[str, Mapping[str, Any]]], name: str = "t", /, **options: Any) -> TreeConfig:

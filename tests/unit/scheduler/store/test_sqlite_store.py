@@ -16,13 +16,7 @@ import pytest
 
 from cpumond.scheduler.model import UNSTORED_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
-from cpumond.scheduler.store.sqlite import (
-    MIGRATIONS,
-    Migration,
-    SqliteStore,
-    open_sqlite_store,
-    set_aside,
-)
+from cpumond.scheduler.store.sqlite import MIGRATIONS, Migration, SqliteStore, open_sqlite_store, set_aside
 
 RECORDS = [Change("operation", f"{number:05}", bytes([number % 256]) * 700) for number in range(400)]
 PAGE = 4096
