@@ -13,11 +13,9 @@ from scheduler_world import ServedNode
 from structlog.testing import capture_logs
 from watched_store import make_scheduler
 
-from cpumond.scheduler.history import recorder
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, PeriodTotals, ReportView, Tick
 from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, HistoryRecorder
-from cpumond.scheduler.history.savings import SavingsView, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.program.exporter import MetricsText
@@ -109,26 +107,10 @@ async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
     assert shown.limit == pytest.approx(15.0 / 3600.0)
     assert msgspec.json.decode(msgspec.json.encode(report))["trees"][0]["total"]["peak_limit_cores"] == 1.5
     assert (await world.history.report(START, now, "other")).trees == []
+    savings = await world.history.savings(START, now)
+    assert (savings.covered_s, [tree.tree for tree in savings.trees]) == (10.0, ["default"])
     assert (await world.history.report(START, now, top=0)).trees[0].left_out_operations == 1
     await world.history.close(now)
-
-
-async def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
-    made_in: list[threading.Thread] = []
-
-    def make(*given: Any) -> SavingsView:
-        made_in.append(threading.current_thread())
-        return make_savings(*given)
-
-    monkeypatch.setattr(recorder, "make_savings", make)
-
-    await world.run_a_job(30.0)
-    world.clock.at += 10.0
-    world.history.take_if_due(world.clock.at)
-    view = await world.history.savings(START, world.clock.at)
-    assert (view.covered_s, [tree.tree for tree in view.trees]) == (10.0, ["default"])
-    await world.history.close(world.clock.at)
-    assert [each.name for each in made_in] == ["history"]
 
 
 async def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):

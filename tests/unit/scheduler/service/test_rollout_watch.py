@@ -165,20 +165,6 @@ def test_a_stage_of_an_earlier_version_is_read_as_it_was_meant():
     assert msgspec.json.decode(new, type=Stage).find_level("n1") is None
 
 
-def test_a_canary_that_another_stage_holds_down_does_not_go_on(fleet):
-    fleet.set("a", "quota", canary_period_s=10.0, canary_ratio=0.5)
-    assert len(fleet.stage().canaries) == 5
-    fleet.live(2)
-    fleet.set("%true", "shadow")
-    fleet.live(60)
-    assert fleet.stage().state == "canary"
-    fleet.world.do(RemoveStage(nodes_filter="%true"))
-    fleet.live(9)
-    assert fleet.stage().state == "canary", "its period begins with what it shows"
-    fleet.live(10)
-    assert fleet.stage().state == "everywhere"
-
-
 def test_a_canary_is_watched_for_its_period_anew_after_a_take_over(fleet):
     fleet.set("a", "quota", canary_period_s=30.0)
     fleet.live(28)

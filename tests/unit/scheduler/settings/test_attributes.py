@@ -52,6 +52,8 @@ def value_refused(kind: Kind, name: str, value: Any) -> str:
     read = read_pool if kind == "pool" else read_tree
     with pytest.raises(CommandError) as caught:
         read({name: value})
+    path = str(caught.value).partition(": ")[0].split("/")
+    assert caught.value.attributes == {"field": "/".join(canonical_path(kind, path))}, "by the documents' name"
     return str(caught.value)
 
 

@@ -37,8 +37,11 @@ def task(**given: Any) -> Task:
 
 
 def refusal(**spec: Any) -> str:
+    """The sentence, whose path is the field, too."""
     with pytest.raises(CommandError) as caught:
         wish(**spec)
+    path = str(caught.value).partition(": ")[0]
+    assert path == "spec" or caught.value.attributes == {"field": path.removeprefix("spec/")}
     return str(caught.value)
 
 
@@ -342,6 +345,10 @@ def test_0_2_two_spellings_of_one_option_are_refused():
         ({"resource_limits": {"cpu": -1}}, "spec"),
         ({"resource_limits": {"cpu": math.nan}}, "spec"),
         ({"resource_limits": 5}, "spec/resource_limits"),
+        ({"resource-limits": {"cpu": "x"}}, "spec/resource_limits/cpu: "),
+        ({"is_gang": 1}, "spec/is_gang: "),
+        ({"scheduling_options_per_pool_tree": {"x": {"weight": -1}}},
+         "spec/scheduling_options_per_pool_tree/x/weight: "),
         ({"fair_share_starvation_timeout": "soon"}, "spec"),
         ({"fair_share_starvation_tolerance": 2}, "spec"),
         ({"pool_trees": ["a"], "scheduling_options_per_pool_tree": {"b": {}}}, "'b' is not among pool_trees"),
@@ -354,7 +361,7 @@ def test_0_2_two_spellings_of_one_option_are_refused():
         ({"annotations": make_nested(5000)}, "spec/annotations: are nested too deep"),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
-)
+)  # fmt: skip
 def test_what_a_specification_may_not_say(given, where):
     assert where in refusal(**given)
 

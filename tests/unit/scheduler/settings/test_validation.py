@@ -33,6 +33,12 @@ def tree(pools: Mapping[str, tuple[str, Mapping[str, Any]]], name: str = "t", /,
 def refused(config: TreeConfig) -> str:
     with pytest.raises(CommandError) as caught:
         validate_tree(config)
+    field, sentence = (
+        caught.value.attributes.get("field", "name"),
+        str(caught.value).partition('": ')[2].replace(": ", "/"),
+    )
+    # Of the main resource it is one more name.
+    assert field in ("name", "parent") or sentence.startswith((field, field.rpartition("/")[0] or field))
     return str(caught.value)
 
 
