@@ -20,8 +20,6 @@ from cpumond.fairshare import (
     Vector,
 )
 from cpumond.fairshare import fair_share_update as update
-from cpumond.fairshare.resources import ZERO
-from cpumond.fairshare.result import NO_SHARE
 
 TOTAL: Vector = (100.0, 100.0, 8.0, 1000.0, 0.0)
 
@@ -30,14 +28,10 @@ def cpu(cores: float) -> Vector:
     return (0.0, cores, 0.0, 0.0, 0.0)
 
 
-def tree(*parts: Pool | Operation, total: Vector = TOTAL, root: Pool | None = None, **options: Any) -> Snapshot:
+def run(*parts: Pool | Operation, total: Vector = TOTAL, **options: Any) -> UpdateResult:
     pools = tuple(part for part in parts if isinstance(part, Pool))
     operations = tuple(part for part in parts if isinstance(part, Operation))
-    return Snapshot(total, pools, operations, Options(**options), root or Pool(ROOT, ""))
-
-
-def run(*parts: Pool | Operation, total: Vector = TOTAL, root: Pool | None = None, **options: Any) -> UpdateResult:
-    return update(tree(*parts, total=total, root=root, **options), 0.0, None)
+    return update(Snapshot(total, pools, operations, Options(**options)), 0.0, None)
 
 
 def codes(result: UpdateResult) -> list[int]:
@@ -119,43 +113,6 @@ def test_exactly_the_cluster_is_no_error():
 
 
 # ---- extremes
-
-
-def test_a_tree_with_nothing_but_a_root():
-    """Phases run on nothing."""
-    for total in (TOTAL, ZERO):
-        result = update(Snapshot(total), 10.0, 0.0)
-        assert list(result.elements) == [ROOT]
-        assert result.errors == ()
-        assert result.elements[ROOT].fair_share == NO_SHARE
-
-
-@pytest.mark.parametrize("improved", [False, True])
-def test_a_cluster_with_nothing(improved):
-    """0: shares of 0 are 0, whatever is demanded, used, limited or guaranteed."""
-    integral = IntegralGuarantees("burst", cpu(10.0), cpu(20.0), accumulated_volume=cpu(1e6), last_share_ratio=0.5)
-    relaxed = replace(integral, guarantee_type="relaxed")
-    result = update(
-        tree(
-            Pool("a", strong_guarantee_resources=(None, 10.0, None, 5.0, None), integral_guarantees=integral),
-            Pool("b", mode="fifo", integral_guarantees=relaxed),
-            Operation("x", "a", demand=TOTAL, usage=TOTAL),
-            Operation("y", "b", demand=TOTAL, gang=True),
-            total=ZERO,
-            improved_fair_share_by_fit_factor=improved,
-            **REORDERING,
-        ),
-        10.0,
-        0.0,
-    )
-    for element in result.elements.values():
-        assert element.fair_share == NO_SHARE
-        assert element.demand_share == element.limits_share == element.strong_guarantee_share == ZERO
-        assert element.dominant_resource == "cpu"
-    # neither volume flows; the burst pool has been granted nothing, the relaxed one was passed over (10, 11)
-    assert [result.elements[name].accumulated_volume for name in "ab"] == [cpu(1e6)] * 2
-    assert [result.elements[name].last_share_ratio for name in "ab"] == [0.0, 0.5]
-    assert codes(result) == [29000, 29000]
 
 
 @pytest.mark.parametrize("improved", [False, True])

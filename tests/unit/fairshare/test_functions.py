@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import pytest
 
 from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
-from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
+from cpumond.fairshare.paths import Path, fifo_path, weighted_path
 from cpumond.fairshare.pool_functions import pool_function
-from cpumond.fairshare.resources import ONE, ZERO, Vector, sum_in_order, sum_vectors
+from cpumond.fairshare.resources import ONE, ZERO, Vector, subtract, sum_in_order, sum_vectors
 
 CLOSE = 1e-12
 
@@ -117,24 +117,6 @@ def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
         assert slightly_less <= exact - min(demands) / 2.0
 
 
-def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():
-    """8: the running sum's rounding is taken out where nobody takes more, without touching the rest of the path."""
-    rng = random.Random(8)
-    differed = False
-    for _ in range(50):
-        demands = [vec(cpu=rng.random() / 16) for _ in range(9)] + [vec(memory=k / 3) for k in range(3)]
-        path = weighted([op(d) for d in demands])
-        before = list(path.values)
-        settle(path)
-        for n, slope in enumerate(path.slopes):
-            assert slope is not None
-            if slope[1] == 0.0:
-                assert path.values[n][1] == path.sum_along(n)[1] == sum_in_order(min(path.xs[n], d[1]) for d in demands)
-        assert path.values == [near(v, 1e-14) for v in before]
-        differed |= path.values != before
-    assert differed
-
-
 # ---- ramps
 
 
@@ -159,6 +141,35 @@ def test_a_steep_rise_is_summed_exactly():
         assert beyond
         for n in beyond:
             assert path.values[n] == near(path_value(path, path.xs[n]), 1e-15)
+
+
+def test_on_a_steep_rise_other_children_go_on():
+    """9.2: vertices of others within the ramp, here in its middle, have a part of its rise."""
+    middle = 0.3 + WIDTH / 2
+    path = weighted([steep(op(vec(cpu=0.1))), op(vec(cpu=middle))])
+    n = path.xs.index(middle)
+    assert path.values[n] == near(vec(cpu=0.3 + WIDTH / 2 + middle, memory=0.25), 1e-3)
+    assert path.values[n + 1] == near(vec(cpu=0.3 + WIDTH + middle, memory=0.5), 1e-15)
+
+
+def test_a_jump_within_a_steep_rise_and_one_at_its_end():
+    """9.2: a gang's jump in the middle, and the pool's own one behind the ramp, for memory that is guaranteed."""
+    middle = 0.3 + WIDTH / 2
+    function = steep(op(vec(memory=0.25)))
+    path = weighted([function, gang(vec(cpu=middle))])
+    assert path.values[-1] == near(vec(cpu=0.3 + WIDTH + middle, memory=0.75), 1e-15)
+    jumps = [n for n, slope in enumerate(path.slopes) if slope is None]
+    heights = [subtract(path.values[n + 1], path.values[n]) for n in jumps]
+    assert [height for height in heights if any(height)] == [near(vec(cpu=middle)), near(vec(memory=0.25))]
+
+
+def test_a_steep_rise_up_to_the_end_of_what_is_known():
+    """9.2: the function of a pool that was not made further ends with its ramp."""
+    known = steep(complete=False)
+    assert known.horizon == 0.3 + WIDTH
+    path = weighted_path([known, op(vec(cpu=0.9))], [1.0, 1.0], known.horizon, False)
+    assert path.xs[-1] == known.horizon
+    assert path.values[-1] == near(vec(cpu=0.6 + 2 * WIDTH, memory=0.5), 1e-15)
 
 
 # ---- prefixes
