@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduler_world import GIB, World, describe
 
@@ -74,6 +74,7 @@ def test_the_parts_make_up_the_capacity_and_no_cause_holds_back_more_than_is_idl
 
 
 @given(st.integers(0, 10**6))
+@example(262145)  # counts of three pools in each other are raised
 @examples(100)
 def test_what_a_change_of_the_configuration_frees_was_foretold(seed):
     world = make_world(seed, gangs=False)  # a gang may wait for a minute for room that is kept for it

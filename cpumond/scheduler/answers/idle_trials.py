@@ -156,9 +156,15 @@ class _Search:
         return Found(tuple(chain), remedy, started.cores, waits)
 
     def _list_remedies(self, chain: Sequence[Obstacle], values: Started, waits: frozenset[str]) -> list[Remedy]:
-        """Return the remedies of a chain; a gang and fragmentation have the same one."""
+        """Return the remedies of a chain; a gang and fragmentation have the same one. Counts of inner pools are raised
+        before those above them: else operations of other pools would take the first places."""
+        inner_first = iter(sorted((each for each in chain if each.kind in COUNTS), key=self._depth, reverse=True))
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
-        return [make_remedy(self.look, each, values, waits) for each in told]
+        ordered = [next(inner_first) if each.kind in COUNTS else each for each in told]
+        return [make_remedy(self.look, each, values, waits) for each in ordered]
+
+    def _depth(self, count: Obstacle) -> int:
+        return max(len(list(pool.ancestors())) for pool in list_limited(self.tree, count))
 
     def _find_values(self, chain: list[Obstacle], lifted: Started, waits: frozenset[str]) -> Found | None:
         """Return the remedy with the lowest sufficient values, as far as a few trials can find them."""
