@@ -118,9 +118,6 @@ def test_a_start_and_a_reload_are_told(scheduler: SchedulerProcess):
     assert 'cpumond_scheduler_events_total{kind="reload"} 2.0' in metrics
 
 
-# --- the commands
-
-
 def test_the_commands(server: LiveScheduler, cpumond: Shell):
     assert "no event matches" in cpumond("events", "--pool", "p")
     cpumond("pool", "create", "p", "weight=1")

@@ -37,18 +37,13 @@ T = TypeVar("T")
 class LiveScheduler:
     """A scheduler and its server in a thread; ``token`` is the one that requests must carry, "" for none."""
 
-    def __init__(
-        self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, rules: Rules | None = None,
-        foretells: bool = False,
-    ):  # fmt: skip
+    def __init__(self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, foretells: bool = False) -> None:
         self._store = open_sqlite_store(str(directory / "state.sqlite"))
         (self._socket,) = open_tcp_sockets("127.0.0.1:0", "listen", 100)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.token = token
         self._max_body = max_body
         self._foretells = foretells
-        # Nodes are played: on a busy machine a test takes longer than the time after which a silent one is lost.
-        self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0), node_heartbeat_timeout_s=3600.0)
         self._started = threading.Event()
         self._capture = capture_logs()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -57,7 +52,7 @@ class LiveScheduler:
 
     def __enter__(self) -> LiveScheduler:
         # What it logs is not what the commands under test print.
-        self.logged = self._capture.__enter__()
+        self._capture.__enter__()
         self._thread.start()
         assert self._started.wait(100.0)
         return self
@@ -72,9 +67,10 @@ class LiveScheduler:
 
     async def _serve(self) -> None:
         self.loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self.scheduler = Scheduler(self._rules, self._store, Clock(), update_period_s=PERIOD_S)
+        # Nodes are played: on a busy machine a test takes longer than the time after which a silent one is lost.
+        rules = Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0), node_heartbeat_timeout_s=3600.0)
+        self.scheduler = scheduler = Scheduler(rules, self._store, Clock(), update_period_s=PERIOD_S)
         if self._foretells:
-            scheduler = self.scheduler
             scheduler.forecasts = Forecasts(
                 scheduler.state, scheduler.clock.now, lambda: pace_of(scheduler), 1.0, 1.0, 60.0
             )
@@ -186,9 +182,6 @@ def test_a_body_that_grows_beyond_the_limit_is_refused_without_a_length(shared):
         yield from [b" " * 10_000] * 10
 
     assert shared.client.post("/api/v1/trees", content=pieces()).status_code == 413
-
-
-# --- the service itself
 
 
 # --- logs of jobs, and what jobs used

@@ -219,9 +219,6 @@ def test_a_token_comes_from_the_option_the_environment_or_a_file(tmp_path, cpumo
         cpumond("tree", "list", code=77)
 
 
-# --- plans
-
-
 def test_a_plan_shows_what_changes_for_whom_and_changes_nothing(server, cpumond):
     make_node(server, "n1", cpu=6.0).register()
     for name in ("a", "b", "idle"):

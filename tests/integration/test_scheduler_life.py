@@ -19,9 +19,6 @@ TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
 
 
-# --- start and end ---------------------------------------------------------------------------------------------------
-
-
 def test_a_shared_database_has_to_be_found_and_is_not_begun_anew(scheduler: SchedulerProcess):
     for conninfo, arguments, code, word in (
         ("nonsense password=hidden", (), 78, "conninfo"), ("host=127.0.0.1 port=1", ("--new-store",), 64, "shared"),
@@ -102,9 +99,6 @@ def test_a_client_that_does_not_read_its_answer_does_not_hold_the_end_up(schedul
         assert scheduler.stop() == 0
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
 def write_tokens(scheduler: SchedulerProcess, mode: int = 0o600) -> Path:
     path = scheduler.directory / "tokens"
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -136,9 +130,6 @@ def test_who_has_no_token_is_told_so_by_yt_and_no_token_is_logged(scheduler):
     assert [record["user"] for record in scheduler.events("command")] == ["anna"]
     assert TOKEN not in scheduler.log()
     assert UNKNOWN_TOKEN not in scheduler.log()
-
-
-# --- nodes, jobs, operations -----------------------------------------------------------------------------------------
 
 
 def test_a_restart_keeps_everything_and_the_jobs_run_on(scheduler):

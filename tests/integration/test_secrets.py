@@ -50,13 +50,11 @@ class Site(Cluster):
         (directory / "yt_yson_bindings.py").write_text(NO_BINDINGS)
 
     def begin_yt(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.run_client([str(YT), *arguments])
-
-    def run_client(self, command: list[str], **more: str) -> subprocess.Popen[str]:
         environment = {
             **clean_environment(), "YT_PROXY": self.scheduler.listen, "HOME": str(self.place), "YT_TOKEN": TOKEN,
-            "PYTHONPATH": str(self.place), **more,
+            "PYTHONPATH": str(self.place),
         }  # fmt: skip
+        command = [str(YT), *arguments]
         made = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._clients.append(made)
         return made

@@ -52,9 +52,6 @@ def pools(site: Site) -> dict[str, Any]:
     return {pool["name"]: pool["attributes"] for pool in site.cluster.get("/api/v1/trees/default/pools")["pools"]}
 
 
-# --- the token
-
-
 def test_a_token_is_asked_for_checked_and_forgotten(page, site):
     page.allow("status: 401 ")
     page.goto(f"{site.cluster.url}/#/pools")

@@ -294,9 +294,6 @@ def test_operations_are_named_by_their_titles(page, site):
     expect(crumbs.get_by_role("link", name="Moving usage")).to_have_attribute("href", f"#/operations/{moving}")
 
 
-# --- the resulting specification
-
-
 def test_the_resulting_specification_has_merged_values_with_their_source(page, site):
     operation = site.operations["moving"]
     answer = site.cluster.get(f"/api/v1/operations/{operation}/specification")["resulting"]
@@ -440,9 +437,6 @@ def test_links_to_odd_names_work(page, site):
     page.get_by_role("link", name="Pools of default").first.click()
     page.get_by_role("link", name=ROOT_POOL, exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Root pool of default")
-
-
-# --- no script but ours
 
 
 def test_no_script_runs_that_is_not_a_file_of_the_server(page, site):

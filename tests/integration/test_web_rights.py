@@ -205,9 +205,6 @@ def test_a_lost_node_stays_with_its_jobs_and_others_do_not_read_their_logs(sign,
     expect(other.locator("main")).to_contain_text("no access list allows read_secrets to ben")
 
 
-# --- tokens
-
-
 def test_a_token_is_made_shown_once_and_revoked(sign, scheduler):
     page = sign("ann", "#/tokens")
     press(page, "New token")

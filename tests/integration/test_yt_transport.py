@@ -149,9 +149,6 @@ def parameters(**values: Any) -> dict[str, str]:
     return {"X-YT-Header-Format": "<format=text>yson", "X-YT-Parameters": write_yson(values).decode()}
 
 
-# --- raw requests: batches ------------------------------------------------------------------------------------------
-
-
 def test_a_batch_is_answered_request_by_request(served):
     requests = (
         '{requests=[{command=get;parameters={path="//sys/pools/research/@weight"}};{command=get;parameters='

@@ -52,8 +52,6 @@ class Site:
         self.operations: dict[str, str] = {}
         self.job: dict[str, Any] = {}
         """Of the operation ``moving``: idle, and it uses all that it gets while the file ``wake`` is there."""
-        self.long: dict[str, str] = {}
-        """Pages with very long names, where there are some."""
 
     def furnish(self) -> None:
         """Make all pools and operations, and wait until each is in its state."""
