@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode
 
-from cpumond.agent import control
+from cpumond.agent import control, tracked
 from cpumond.host.engine.model import Engine, EngineJob, EngineView, Key
 from cpumond.testing import v2_cgroup
 
@@ -72,6 +72,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     if not node.reports.closed:
         node.agent.close()
+
+
+@pytest.mark.parametrize("place", ["docker/web", "docker/web/system.slice/cpumond.service"])
+def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(tracked, "find_vital", lambda _: {place: "this program itself runs in it"})
+    node = Node(tmp_path, {"web": TWO}, config=SOURCE)
+    node.answer(WEB)
+    node.start()
+    node.ticks(8)
+    assert (node.cores("web"), node.agent.table.jobs["docker/web"].refused) == (2.0, "this program itself runs in it")
+    node.agent.close()
 
 
 def order(cores: float | None) -> EngineJob:
@@ -206,6 +217,15 @@ def test_what_no_engine_has_named_counts_as_its_use(node, quota, status):
     assert (node.job(name).status, node.job(name).counts_use) == (status, True)
     report = node.agent.table.jobs[f"docker/{name}"].report()
     assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
+
+
+def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path, logs):
+    config = SOURCE.replace('smoothing_seed = "first_value"\n', "")
+    node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=config)
+    node.answer(order(None))
+    node.start()
+    node.ticks(1, 0.25)
+    assert node.agent.table.find("web").report().current_cpu_limit == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize("tells", [True, False])

@@ -58,6 +58,17 @@ def test_many_empty_cgroups_take_no_job_s_place_and_each_is_looked_at_in_its_tur
     assert node.snapshot().empty_cgroups == 299
 
 
+def test_what_uses_cpu_is_not_looked_into(make_node, monkeypatch):
+    node: FakeNode = make_node({"run": job(1)}, config=PATIENT).start()
+    node.ticks(6, usage=1.0)
+    looks = []
+    monkeypatch.setattr("cpumond.agent.tracked.is_populated", lambda _, path: looks.append(path) or True)
+    node.ticks(12, usage=1.0)
+    assert looks == []
+    node.ticks(12, usage=0.0)
+    assert looks
+
+
 @pytest.mark.parametrize(
     ("tree", "populated"),
     [

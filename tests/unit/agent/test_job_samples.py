@@ -70,6 +70,15 @@ def test_a_job_that_is_looked_at_less_often_than_another_has_fewer(make_node: Ma
     assert samples(node, "b")["period_s"] == 1.0, "never more often than the check"
 
 
+def test_a_late_tick_is_in_the_mean_although_it_decides_nothing(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.ticks(2, 1.0)
+    node.tick(3.0, seconds=10.0, late_s=9.0)
+    node.ticks(2, 0.5)
+    # 10 s of 3 cores and at least 1 s of 0.5, whatever the monitor made of them.
+    assert samples(node)["usage"][1] == pytest.approx(3.0, abs=0.5)
+
+
 def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
     node = make_node({"a": FOUR}, config=QUICK + source() + PAGE.replace("2s", "1s")).start()
     node.ticks(2, 1.0)
@@ -131,3 +140,22 @@ def test_a_heartbeat_has_what_the_last_check_saw_and_what_was_summed_up(make_nod
     assert (told.cpu_usage, told.min_cpu_limit, told.votes_sum) == (pytest.approx(0.25), 0.5, -2)
     assert told.throttled_ratio == pytest.approx(0.2)
     assert told.cpu_seconds == pytest.approx(1.25)
+
+
+def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node: MakeNode):
+    shadow = NO_RESTORE.replace("reclaim", "shadow") + source()
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
+
+    def late(config: str) -> float | None:
+        node.reload(config)
+        node.ticks(4, 0.1)
+        node.tick(0.1, {"a": 1.0})
+        sums, told = control.explain_job(node.agent, "a").aggregated, report(node)
+        assert (sums.max_cpu_s, sums.throttled_cpu_s, sums.late_cpu_s, sums.preempted_cpu_s) == (
+            told.ordered_cpu_seconds, told.throttled_cpu_seconds, told.late_cpu_seconds, told.reclaimed_cpu_seconds,
+        )  # fmt: skip
+        return told.late_cpu_seconds
+
+    assert [late(NO_RESTORE + source()), late(shadow), late(NO_RESTORE + source())] == [1.0, 1.0, 2.0]
+    node.agent.close()
+    assert node.reports.heartbeats[-1].jobs[0].late_cpu_seconds == 2.0

@@ -14,7 +14,7 @@ from fake_node import QUICK, FakeNode, source
 from cpumond.agent import control
 from cpumond.agent.limits import apply
 from cpumond.agent.limits.hold import Contested, Hold, Respected
-from cpumond.agent.looks import DRIFT, LookSchedule
+from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.core.errors import CgroupReadError
 from cpumond.host.cgroup.parse import parse_throttled
 from cpumond.testing import v2_cgroup
@@ -211,6 +211,40 @@ def test_what_a_limit_of_others_held_back_is_not_charged_to_the_rule(make_node, 
     assert node.job("a").state.caution <= caution
 
 
+def test_a_job_that_begins_anew_is_read_at_the_next_tick_whatever_its_check_period(make_node):
+    slow = source("jobs/a", more='job-cpu-monitor = { check_period = "60s" }')
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + slow + source()).start()
+    while node.cores("a") == 4.0:
+        node.tick(0.5)
+    node.ticks(5, 0.5)
+    node.reload(PEAK.replace('peak_memory = "100ms"\n', "") + slow + source())
+    node.tick(0.5)
+    look(node, "a")
+    assert cores(node, "a") == [4.0]
+
+
+def test_a_burst_of_the_run_before_is_not_left_after_a_kill(make_node):
+    node = lowered(make_node, "a")
+    node.config_text = QUICK + source()
+    node.kill_and_restart()
+    assert node.files("a") == {"cpu.max": "105000 100000", "cpu.max.burst": "70000", "cpu.weight": "100"}
+    writes = node.agent.writer.writes_total
+    node.kill_and_restart()
+    assert node.agent.writer.writes_total == 0 < writes
+
+
+def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
+    node = lowered(make_node, "a")
+    job = node.agent.table.find("a")
+    records = len(job.ring.records())
+    job.hold = job.hold.write(0.0)
+    node.tick(1.0)
+    assert len(job.ring.records()) == records
+    node.reload(PEAK.replace("min_cpu", "burst_ratio = 0.3\nmin_cpu") + source())
+    node.tick(1.0)
+    assert (job.ring.records()[-1].kind, node.read("a", "cpu.max.burst")) == ("reapply", "31500")
+
+
 # ---- a base for looks, and no needless writes
 
 
@@ -225,6 +259,20 @@ def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(mak
     assert told.startswith(
         "hold: it is raised to 0.001 cores, the least quota that the kernel accepts; a cut is tried again "
     )
+
+
+def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
+    node = lowered(make_node, "a", "busy", "pinned", "shadow")
+    jobs = {name: node.agent.table.find(name) for name in ("a", "busy", "pinned", "shadow")}
+    assert [can_be_held_back(job) for job in jobs.values()] == [True] * 4
+    look(node, "busy")
+    control.pin_job(node.agent, "pinned", {"cpu_limit": 2.0})
+    jobs["shadow"].mode = "shadow"
+    assert [can_be_held_back(job) for job in jobs.values()] == [True, False, False, False]
+    jobs["a"].hold = Hold(Contested())
+    assert not can_be_held_back(jobs["a"])
+    jobs["a"].hold = Hold(Respected(math.inf))
+    assert not can_be_held_back(jobs["a"])
 
 
 # ---- which jobs
@@ -340,6 +388,21 @@ def test_looks_come_at_a_rate_of_their_own_and_one_that_is_late_is_not_made_up_f
     without = make_node({"a": FOUR}, config=QUICK + source()).start()
     without.ticks(8, 0.1)
     assert (without.cores("a"), without.agent.loop.limits.looks.next_s) == (0.5, math.inf)
+
+
+def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_node):
+    quick = source("jobs/quick", more='job-cpu-monitor = { throttle_poll = "50ms" }')
+    never = source("jobs/never", more='job-cpu-monitor = { throttle_poll = "0s" }')
+    node = lowered(make_node, "a", "never", "quick", config=PEAK + quick + never + source())
+    begin_s, schedule = node.clock.monotonic_s(), node.agent.loop.limits.looks
+    schedule.take_due(begin_s)
+    found = []
+    while schedule.next_s < begin_s + 0.42:
+        at_s = schedule.next_s
+        found += [(at_s - begin_s, job.found.job_id) for _, _, job in schedule.take_due(at_s)]
+    quick_at = [0.05 * DRIFT * number for number in range(1, 9)]
+    assert [at_s for at_s, name in found if name == "quick"] == pytest.approx(quick_at)
+    assert [at_s for at_s, name in found if name == "a"] == pytest.approx([0.2 * DRIFT, 0.4 * DRIFT])
 
 
 def test_over_the_budget_looks_are_shed_in_turns(make_node):

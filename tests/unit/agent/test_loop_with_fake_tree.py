@@ -18,6 +18,7 @@ from fake_node import QUICK, FakeNode, source
 from cpumond.agent import control, tracked
 from cpumond.agent.config import finish_config, parse_config_text
 from cpumond.agent.limits import writer
+from cpumond.agent.limits.written import WRITTEN_FILE
 from cpumond.agent.report.log import SilentReporter
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
@@ -257,6 +258,14 @@ def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(mak
     assert sent == [0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
 
 
+def test_a_job_in_shadow_mode_is_reported_with_its_full_limit(make_node):
+    node = lowered(make_node, QUICK.replace("reclaim", "shadow") + source())
+    assert node.read("a") == "400000 100000"
+    report = node.reports.heartbeats[-1].jobs[0]
+    assert (report.mode, report.current_cpu_limit) == ("shadow", 4.0)
+    assert node.job("a").state.limit_cores == 0.5
+
+
 # ---- policy
 
 RESCAN = '[discovery]\nrescan_period = "1s"\n'
@@ -379,6 +388,14 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
     assert node.cores("a") == 1.2
 
 
+def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
+    (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
+    node.write("a", "cpu.max", "45000 100000\n")
+    node.kill_and_restart()
+    node.agent.close()
+    assert node.cores("a") == 4.0
+
+
 def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_disk(make_node, monkeypatch):
     node = lowered(make_node, QUICK + source() + "[writes]\noverride_ttl = 0\n")
 
@@ -396,6 +413,17 @@ def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_di
     assert node.cores("a") == 2.0
 
 
+def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatch, refuse_writes):
+    refuse_writes()
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
+    node.ticks(4)
+    assert ring(node, "a")[-1] == ("reapply", "failed")
+    assert (node.cores("a"), node.job("a").current_cores) == (0.5, 0.5)
+    monkeypatch.undo()
+    node.ticks(6)
+    assert (node.cores("a"), ring(node, "a")[-1]) == (1.0, ("reapply", "applied"))
+
+
 def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(node, monkeypatch, refuse_writes, logs):
     refuse_writes()
     node.reload(QUICK)
@@ -405,6 +433,15 @@ def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
     assert node.cores("a") == 0.5
     node.agent.close()
     assert node.read("a") == "400000 100000"
+
+
+def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "200000 100000\n")
+    control.pin_job(node.agent, "b", {"cpu_limit": 1.0})
+    node.tick()
+    assert (node.cores("a"), node.job("a").status) == (2.0, "overridden")
 
 
 def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(make_node):
@@ -473,6 +510,18 @@ def test_a_limit_that_is_set_while_the_agent_opens_its_cgroup_is_not_missed(make
     assert (node.job("a").ordered_cores, node.cores("a")) == (3.0, 0.5)
     node.agent.close()
     assert node.read("a") == written[0]
+
+
+def test_a_directory_made_again_is_watched_again_and_looked_at_once_more(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source("jobs/*/*"))
+    group = node.root / "jobs" / "group"
+    make_tree(group, {"b": v2_cgroup(quota="400000 100000")})
+    node.start()
+    os.rename(group, node.directory / "kept")
+    group.mkdir()
+    assert node.tick().jobs == ()
+    make_tree(group, {"c": v2_cgroup(quota="400000 100000")})
+    assert [job.found.path for job in node.tick().jobs] == ["jobs/group/c"]
 
 
 # ---- state on disk
@@ -558,6 +607,32 @@ def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs
     assert [node.read(name) for name in ("number", "free")] == ["400000 100000"] * 2
 
 
+def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(node):
+    for directory in ("state", "run"):
+        (node.directory / directory / "originals.state").write_bytes(b"")
+    node.kill_and_restart()
+    node.make("small", quota="200000 100000")
+    node.ticks(2, 2.0)
+    assert node.read("small") == "200000 100000"
+    assert node.job("small").state.hard_cores == 2.0
+
+
+def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(node):
+    state = node.directory / "state"
+    (state / "originals.state").write_bytes(b"")
+    (node.directory / "run" / "originals.state").write_bytes(b"")
+    node.drop_agent()
+    node.agent = node.make_agent()
+    (state / "originals.state.new").mkdir()  # nothing can be saved
+    node.start()
+    node.ticks(2, 0.4)
+    assert node.cores("a") == 0.5
+    (state / "originals.state.new").rmdir()
+    node.ticks(10, 0.4)
+    assert node.cores("a") >= 0.5
+    assert ("reapply", "applied") in ring(node, "a")
+
+
 def test_a_limit_that_cannot_be_put_back_stays_on_disk_and_is_tried_again(make_node, logs):
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source() + RESCAN).start()
     node.ticks(8)
@@ -638,6 +713,16 @@ def test_a_cgroup_is_one_registered_job(make_node):
         add(node, "jobs/a", job_id="two")
     assert add(node, "jobs/a", job_id="one", cpu_limit=2.0).cpu_limit == 2.0
     assert [job.job_id for job in control.list_registered(node.agent).jobs] == ["one"]
+
+
+def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_node):
+    node = make_node({"a": FOUR}).start()
+    add(node, "jobs/a", job_id="mine", cpu_limit=2.0, job_cpu_monitor={"mode": "shadow"})
+    node.ticks(8)
+    assert (node.job("a").mode, node.read("a")) == ("shadow", "400000 100000")
+    control.remove_job(node.agent, "mine")
+    node.ticks(10)
+    assert (node.job("a").found.job_id, node.cores("a")) == ("a", 0.5)
 
 
 def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):

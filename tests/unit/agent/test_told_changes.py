@@ -76,6 +76,17 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
     assert limits(node) == ORDER
 
 
+@pytest.mark.parametrize("level", TOLD[:3])
+def test_a_reload_does_not_raise_what_was_told(told, level):
+    node, bound = told
+    lower(node)
+    set_levels(node, level)
+    node.reload(node.config_text)
+    node.ticks(10)
+    assert limits(node) == LOWERED[lowest(level, bound)]
+    assert about(node).level == lowest(level, bound)
+
+
 def test_a_pin_ends_with_the_level_and_in_up_only_nothing_is_lowered_after_it(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source() + MAY).start()
     lower(node)

@@ -116,6 +116,12 @@ def test_only_the_schedulers_own_jobs_are_its_users_business(node: Asked, kind: 
     assert node.pins() == before
 
 
+def test_a_node_without_an_executor_has_no_jobs_of_the_scheduler(tmp_path: Path) -> None:
+    node = Asked(tmp_path, executor=False)
+    assert "not one of the scheduler's jobs" in node.ask("pin", "a").error
+    node.agent.close()
+
+
 def test_a_job_that_does_not_run_is_refused(node: Asked) -> None:
     node.order(start=[make_order("j2")])
     reply = node.ask("pin", "j2")

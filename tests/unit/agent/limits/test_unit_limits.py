@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, UnitNode
 
 from cpumond.agent.limits.restore import restore_all
-from cpumond.agent.limits.units import read_labels
+from cpumond.agent.limits.units import UnitLimits, read_labels
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, save
+from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.systemd.properties import NO_LIMIT, UnitEvent
 from cpumond.testing.tree import FAKE_CPUS
 
@@ -153,6 +157,16 @@ def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bo
     node.agent.close()
     assert node.originals().cgroups == {}
     assert node.bus.quota_cores() == 4.0
+
+
+def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
+    node.lower()
+    node.remove(UNIT)
+    node.ticks(8)
+    node.bus.news.append(UnitEvent("no-unit", UNIT, node.bus.told.pop(UNIT)))
+    node.tick()
+    node.agent.close()
+    assert node.originals().cgroups == {}
 
 
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
@@ -329,6 +343,15 @@ def test_a_cgroup_that_is_not_yet_whole_is_not_taken_for_gone(node: UnitNode) ->
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
+def test_a_raise_by_hand_of_a_unit_that_no_source_names_now_is_kept(node: UnitNode) -> None:
+    node.lower()
+    node.order(8.0)
+    node.config_text = UNITS.replace("batch.slice", "other.slice")
+    node.kill_and_restart()
+    assert node.limit() == 8.0
+    assert node.bus.told[UNIT] == ((QUOTA, 8_000_000),)
+
+
 def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNode) -> None:
     """Another program writes its file; systemd must keep neither that limit nor the agent's once it is gone."""
     node.lower()
@@ -355,6 +378,14 @@ def bare(tmp_path: Path) -> Iterator[UnitNode]:
     made.start()
     yield made
     made.agent.close()
+
+
+def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) -> None:
+    """A cgroup made by hand with the name of a unit."""
+    bare.ticks(3)
+    bare.bus.news.append(UnitEvent("no-unit", UNIT, bare.bus.told.pop(UNIT)))
+    bare.ticks(2)
+    assert bare.status()["current_cpu_limit"] == FAKE_CPUS
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])
@@ -384,3 +415,22 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         assert "it has no limit file" in str(bare.status()["last_error"])
         assert [record["event"] for record in logs].count("limit_write_failed") == 1
         assert "are only set by" in snapshot.problems[-1]
+
+
+def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:
+    """Where systemd is not PID 1 a path is a path, whatever it looks like."""
+    threads = threading.active_count()
+    loaded = set(sys.modules)
+    node = UnitNode(tmp_path)
+    node.agent = Agent(
+        node.read_config(), open_hierarchies(node.mountinfo), node.reports, clock=node.clock,
+        units=UnitLimits(2, booted=False),
+    )  # fmt: skip
+    node.start()
+    node.ticks(6)
+    assert node.limit() == 0.5
+    assert node.status()["unit"] == ""
+    node.agent.close()
+    assert node.limit() == 4.0
+    assert threading.active_count() == threads
+    assert not [name for name in set(sys.modules) - loaded if name.startswith("dbus_fast")]
