@@ -248,12 +248,9 @@ def write_pressure(jobs: Sequence[TrackedView], unified_root: str | None, host: 
 
 def _own_cost(process: psutil.Process) -> Iterator[Metric]:
     times = process.cpu_times()
-    yield CounterMetricFamily(
-        "cpumond_process_cpu_seconds", "CPU time of the agent itself.", value=times.user + times.system
-    )
-    yield GaugeMetricFamily(
-        "cpumond_process_resident_memory_bytes", "Memory of the agent itself.", process.memory_info().rss
-    )
+    yield CounterMetricFamily("cpumond_process_cpu_seconds", "CPU time of the agent itself.", times.user + times.system)
+    resident = process.memory_info().rss
+    yield GaugeMetricFamily("cpumond_process_resident_memory_bytes", "Memory of the agent itself.", resident)
     yield GaugeMetricFamily("cpumond_process_open_fds", "Open descriptors of the agent.", process.num_fds())
 
 
@@ -290,9 +287,8 @@ def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     yield _label_all(CounterMetricFamily, "cpumond_foreign_writes", foreign, "kind", snapshot.foreign_writes)
     yield _label_all(CounterMetricFamily, "cpumond_service_ends", ends, "result", snapshot.service_ends)
     yield _label_all(GaugeMetricFamily, "cpumond_jobs_by_status", "Jobs in each mode or state.", "status", states)
-    yield GaugeMetricFamily(
-        "cpumond_problems", "Problems shown to an operator by `cpumond status`.", len(snapshot.problems)
-    )
+    text = "Problems shown to an operator by `cpumond status`."
+    yield GaugeMetricFamily("cpumond_problems", text, len(snapshot.problems))
     yield GaugeMetricFamily("cpumond_writes_paused", "1 while the pause file exists.", float(snapshot.paused))
     text = "Cgroups named by a source that are not jobs because they contain no process."
     yield GaugeMetricFamily("cpumond_empty_cgroups", text, snapshot.empty_cgroups)
@@ -304,39 +300,27 @@ def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     """Yield the metrics of the link to the scheduler and of the scheduler's jobs, if the node has them."""
     link, assigned = snapshot.link, snapshot.assigned
     if link is not None:
-        yield GaugeMetricFamily(
-            "cpumond_scheduler_registered", "1 while the node is registered.", float(link.registered)
-        )
-        yield CounterMetricFamily(
-            "cpumond_scheduler_heartbeats", "Heartbeats that the scheduler accepted.", value=link.stats.sent_total
-        )
-        yield CounterMetricFamily(
-            "cpumond_scheduler_heartbeats_failed",
-            "Attempts to send a heartbeat to the scheduler that failed.",
-            value=link.stats.failed_total,
-        )
+        registered = float(link.registered)
+        yield GaugeMetricFamily("cpumond_scheduler_registered", "1 while the node is registered.", registered)
+        text, sent = "Heartbeats that the scheduler accepted.", link.stats.sent_total
+        yield CounterMetricFamily("cpumond_scheduler_heartbeats", text, sent)
+        text, failed = "Attempts to send a heartbeat to the scheduler that failed.", link.stats.failed_total
+        yield CounterMetricFamily("cpumond_scheduler_heartbeats_failed", text, failed)
         asked = "1 for the address of the scheduler in use."
         yield _label_all(GaugeMetricFamily, "cpumond_scheduler_address", asked, "url", {link.url: 1})
         if link.term is not None:
             yield GaugeMetricFamily("cpumond_scheduler_term", "Term of the scheduler's last response.", link.term)
-        yield CounterMetricFamily(
-            "cpumond_scheduler_terms_refused",
-            "Responses refused because their scheduler had lost the lead.",
-            value=link.terms_refused,
-        )
+        text = "Responses refused because their scheduler had lost the lead."
+        yield CounterMetricFamily("cpumond_scheduler_terms_refused", text, link.terms_refused)
     if assigned is None:
         return
     ended = {state: assigned.counters[state] for state in ("completed", "failed", "aborted", "lost")}
-    running = "Jobs of the scheduler on this node."
-    yield _label_all(GaugeMetricFamily, "cpumond_assigned_jobs", running, "state", assigned.states)
-    yield _label_all(
-        CounterMetricFamily, "cpumond_assigned_jobs_ended", "Jobs that ended, by final state.", "state", ended
-    )
-    yield CounterMetricFamily(
-        "cpumond_overdraft_aborts",
-        "Jobs aborted because the node was overcommitted.",
-        value=assigned.counters["overdraft"],
-    )
+    text = "Jobs of the scheduler on this node."
+    yield _label_all(GaugeMetricFamily, "cpumond_assigned_jobs", text, "state", assigned.states)
+    text = "Jobs that ended, by final state."
+    yield _label_all(CounterMetricFamily, "cpumond_assigned_jobs_ended", text, "state", ended)
+    text = "Jobs aborted because the node was overcommitted."
+    yield CounterMetricFamily("cpumond_overdraft_aborts", text, assigned.counters["overdraft"])
     yield _make_histogram(
         "cpumond_job_start_seconds", "Time from the heartbeat whose response ordered a job to its first process.",
         START_BUCKETS_S, assigned.start_buckets, assigned.start_seconds,
@@ -357,12 +341,12 @@ def _engine_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
 
 
 def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
-    replaced = "Heartbeats replaced by a newer one before they were sent."
-    yield CounterMetricFamily("cpumond_reports_sent", "Heartbeats accepted by the receiver.", value=stats.sent_total)
-    yield CounterMetricFamily(
-        "cpumond_reports_failed", "Attempts to send a heartbeat that failed.", value=stats.failed_total
-    )
-    yield CounterMetricFamily("cpumond_reports_superseded", replaced, value=stats.dropped_total)
+    for name, text, count in (
+        ("sent", "Heartbeats accepted by the receiver.", stats.sent_total),
+        ("failed", "Attempts to send a heartbeat that failed.", stats.failed_total),
+        ("superseded", "Heartbeats replaced by a newer one before they were sent.", stats.dropped_total),
+    ):
+        yield CounterMetricFamily(f"cpumond_reports_{name}", text, count)
 
 
 def write_series(jobs: Sequence[TrackedView], settings: Metrics) -> str:

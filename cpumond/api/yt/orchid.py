@@ -155,10 +155,6 @@ def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
 
 
-def _annotations(record: OperationRecord) -> Any:
-    return record.spec.get("annotations", {}) if record.annotations is None else record.annotations
-
-
 def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
     """Aborted jobs by reason, as YTsaurus counts them."""
     reasons = dict(record.aborted_for)
@@ -291,7 +287,7 @@ def operation_info(
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
                 "acl": encode_acl(record.acl),
-                "annotations": _annotations(record),
+                "annotations": record.spec.get("annotations", {}) if record.annotations is None else record.annotations,
                 "erased_trees": operations.list_erased_trees(record),
             },
             "brief_progress": lambda: _brief_progress(rights.state, record, live, now),

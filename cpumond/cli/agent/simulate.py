@@ -67,10 +67,6 @@ def format_source(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
-def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in SHAPES if name.startswith(incomplete)]
-
-
 class SimulatedRules(msgspec.Struct, frozen=True):
     """The JSON of ``simulate``: a result of each rule for the usage as recorded.
 
@@ -89,7 +85,7 @@ class SimulatedRules(msgspec.Struct, frozen=True):
 @click.option(
     "--shape",
     metavar="NAME",
-    shell_complete=complete_shape,
+    shell_complete=lambda _ctx, _param, incomplete: [name for name in SHAPES if name.startswith(incomplete)],
     help=f"A built-in load instead of TRACE: {', '.join(SHAPES)}.",
 )
 @click.option(

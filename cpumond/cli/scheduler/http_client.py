@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -62,8 +62,6 @@ MAX_PAGE: Final = 1000
 RETRY_MAX_S: Final = 2.0
 MAX_TOKEN_CHARS: Final = 4096
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
 Kind = TypeVar("Kind")
 
 EXIT_OF_STATUS: Final = {

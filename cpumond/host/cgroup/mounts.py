@@ -89,7 +89,7 @@ def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -
         if len(described) < 3:
             continue
         kind, _, options = described[:3]
-        point = _unescape(fields[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         major, _, minor = fields[2].partition(":")
         dev = os.makedev(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else 0
         if kind == "cgroup":
@@ -198,7 +198,3 @@ def relative_path(hierarchies: Hierarchies, path: str) -> str:
             path = path[len(root) :]
             break
     return "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

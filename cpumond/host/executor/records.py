@@ -85,7 +85,7 @@ class Records:
     def store(self, job_id: str, record: Record) -> None:
         """Store a record. Raises OSError."""
         path = self._path(job_id)
-        with open(f"{path}.new", "wb", opener=_open_private) as file:
+        with open(f"{path}.new", "wb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as file:
             file.write(msgspec.json.encode(record))
         os.rename(f"{path}.new", path)
 
@@ -117,7 +117,3 @@ def drop_slurm_records(runtime_dir: str) -> None:
 def unlink(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

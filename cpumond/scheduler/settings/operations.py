@@ -201,9 +201,8 @@ def read_spec(
     _refuse_options("root", table, "spec", several_trees=several or bool(table.get("tentative_pool_trees")))
     _check_annotations(table.get("annotations"))
     monitor = table.get("job_cpu_monitor", {})
-    allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
-    requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
-    if requires and not allows:
+    facts = {option: read(table[option], f"spec/{option}") for option, read in _FACTS.items() if option in table}
+    if facts.get("require_reclaimed") and not facts.get("allow_reclaimed", True):
         what = "with allow_reclaimed = false jobs that run only on reclaimed CPU could never start; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
     in_one = _flag(table.get("schedule_in_single_tree", False), "spec/schedule_in_single_tree")
@@ -213,24 +212,11 @@ def read_spec(
         tasks=_read_tasks(table, secrets, default_memory_limit(trees)),
         trees=trees,
         options=options,
-        title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
-        alias=_read_alias(table.get("alias", "")),
-        preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
-        is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
-        suspend_on_job_failure=_flag(table.get("suspend_on_job_failure", False), "spec/suspend_on_job_failure"),
-        max_failed_job_count=_integer(
-            table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, MAX_FAILED_JOB_COUNT
-        ),
-        time_limit=_duration(table.get("time_limit"), "spec/time_limit"),
-        allow_reclaimed=allows,
-        require_reclaimed=requires,
-        enable_limiting_ancestor_check=_flag(
-            table.get("enable_limiting_ancestor_check", True), "spec/enable_limiting_ancestor_check"
-        ),
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         acl=_read_acl(table, "spec"),
         schedule_in_single_tree=in_one,
         secrets=secrets,
+        **facts,
     )
 
 
@@ -352,11 +338,11 @@ def _check_annotations(value: object) -> None:
         raise _refuse(where, what)
 
 
-def _read_alias(value: object) -> str:
-    alias = _text(value, "spec/alias", 1000)
+def _read_alias(value: object, where: str) -> str:
+    alias = _text(value, where, 1000)
     if alias and not alias.startswith("*"):
         what = f'an alias begins with an asterisk, unlike an id; write "*{alias[:MAX_SHOWN]}"'
-        raise _refuse("spec/alias", what)
+        raise _refuse(where, what)
     return alias
 
 
@@ -720,6 +706,20 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "ignore_memory_reserve_factor_less_than_one": _flag,
 }
 """Options of a task that can be checked without other options -> reader of the value."""
+
+_FACTS: Final[Mapping[str, Callable[[object, str], Any]]] = {
+    "title": _bounded(_text, MAX_TEXT),
+    "alias": _read_alias,
+    "preemption_mode": _choice,
+    "is_gang": _flag,
+    "suspend_on_job_failure": _flag,
+    "max_failed_job_count": _bounded(_integer, 0, MAX_FAILED_JOB_COUNT),
+    "time_limit": _duration,
+    "allow_reclaimed": _flag,
+    "require_reclaimed": _flag,
+    "enable_limiting_ancestor_check": _flag,
+}
+"""Options of an operation as a whole (``OperationFacts``) -> reader of the value."""
 
 
 def _kind(value: object) -> str:
