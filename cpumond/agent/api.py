@@ -109,8 +109,7 @@ def make_page_app(agent: Agent) -> ASGIApp:
 class _OwnNamesOnly:
     """Refuses requests for host names that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
-    Without this, the page of an attacker's site, whose name is made to resolve to this host (DNS rebinding), could read
-    this page."""
+    Else the page of an attacker whose site's name resolves to this host (DNS rebinding) could read this one."""
 
     def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app

@@ -204,8 +204,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def idle_roots(self) -> tuple[str, ...]:
-        """The cgroup below which jobs on reclaimed CPU run, if there is an executor. It is at the hierarchy's root, not
-        below ``cgroup_root``."""
+        """Where an executor's jobs on reclaimed CPU run: at the hierarchy's root, not below ``cgroup_root``."""
         if self.kind == "cgroup":
             return (name_idle_parent(self.cgroup_root),)
         return (IDLE_SLICE,) if self.kind == "systemd" else ()

@@ -327,8 +327,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
 
 
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
-    """Carry out ``cpumond unpin``: end a pin, an override or a contest; then the monitor decides again. Raises the
-    errors of ``remove_job``."""
+    """``cpumond unpin``: end a pin, override or contest, so that the monitor decides. Raises like ``remove_job``."""
     job = _find(agent, name)
     agent.context.registered.pin(job.found.job_id, None)
     agent.loop.limits.give_back(job)

@@ -178,8 +178,7 @@ class PeakFile:
         return caution is not None
 
     def keep(self, job: Tracked) -> None:
-        """Keep the memory of a job that is no longer followed but whose cgroup still exists: the job may return, also
-        under a new name."""
+        """Keep memory of a job not followed now whose cgroup still exists: it may return, also under a new name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned

@@ -27,8 +27,7 @@ MAX_PROBLEMS, MAX_PROBLEM = 10, 300
 
 
 class HeartbeatPublisher:
-    """Publishes heartbeats and samples, each with its own period. ``beat_at_s`` is the time of the next heartbeat to
-    the scheduler."""
+    """Publishes heartbeats and samples, each with its own period. ``beat_at_s``: when the scheduler gets the next."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context

@@ -318,8 +318,7 @@ class Agent:
                 job.samples.resize(config.web.samples)
 
     def close(self) -> int:
-        """Restore every limit, send the last report, and release all resources; return the number of limits that could
-        not be restored."""
+        """Restore all limits, send the last report, release all resources; return how many limits were not restored."""
         self.notifier.stopping()
         self._closed = True
         self.run_requests()

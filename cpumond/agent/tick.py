@@ -1,7 +1,6 @@
 """The agent's tick. Read ``TickLoop.tick`` first: a tick has six phases, and each passes its results to the next ones.
 
-Only the tick's thread changes the job records. It handles signals and requests of the control socket between two ticks
-(``service.py``)."""
+Only the tick's thread changes the job records. It handles signals and requests of the control socket between ticks."""
 
 from __future__ import annotations
 

@@ -130,8 +130,7 @@ class Tracked:
 
     @property
     def actuators(self) -> tuple[str, ...]:
-        """All settings of the cgroup that the agent writes. For a job of the scheduler with actuator "quota", this
-        includes the weight."""
+        """All settings that the agent writes; the weight, too, for a job of the scheduler with actuator "quota"."""
         return list_actuators(self.settings, self.found)
 
     @property
@@ -189,8 +188,7 @@ class Tracked:
 
     @property
     def counts_use(self) -> bool:
-        """Whether only the job's usage counts, because it requests no limit, or because its request is unknown until
-        its engine names it."""
+        """Whether only the job's usage counts: it requests no limit, or its engine has yet to name the request."""
         return self.is_unlimited or is_unnamed(self.found)
 
     def report(self) -> JobReport:

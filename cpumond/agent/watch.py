@@ -17,8 +17,7 @@ log = structlog.get_logger("cpumond.agent")
 class Watcher:
     """Watches directories for children and limit files for writes; ``drain`` returns the changes since its last call.
 
-    ``problem`` is set if the kernel gives no inotify instance, or no more watches. Then only rescans find new jobs, and
-    they read all limits."""
+    ``problem``: the kernel gives no inotify instance, or no more watches. Rescans find jobs and read all limits."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
@@ -92,8 +91,7 @@ class Watcher:
             return
 
     def drain(self) -> tuple[set[str], set[str], bool]:
-        """Return the paths that appeared, disappeared or changed, the owners whose limit files were written, and
-        whether events were lost."""
+        """Return the paths that came, went or changed, owners of written limit files, whether events were lost."""
         children: set[str] = set()
         owners: set[str] = set()
         lost = False

@@ -13,8 +13,7 @@ from cpumond.scheduler.events import Event, EventChange, EventKind
 
 class EventView(View, frozen=True):
     """An event. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: identifies the event in undo and in
-    requests for older events. ``count``: number of similar events that this one stands for. ``can_undo``: the event
-    changed trees or pools."""
+    requests for older events. ``count``: similar events that it stands for. ``can_undo``: it changed trees or pools."""
 
     number: int
     at: float

@@ -252,8 +252,7 @@ def view_preemptions(
 
 
 def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
-    """Yield the kept preemptions that match, the newest first, for sums. To show one, filter it with
-    ``Rights.see_preemption``."""
+    """Yield the kept preemptions that match, the newest first, for sums; ``Rights.see_preemption`` shows one."""
     for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue

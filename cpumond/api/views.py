@@ -140,8 +140,7 @@ class OperationView(View, frozen=True):
     jobs: JobTotals
     trees: dict[str, OperationInTree]
     forecast: ForecastTimes | None
-    """Latest forecast of the operation's start and end; null before the first forecast, and for an operation that has
-    ended or cannot start."""
+    """Latest forecast of the start and end; null before the first, and if it ended or cannot start."""
 
 
 class OperationDetails(OperationView, frozen=True):

@@ -228,8 +228,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _suggest(error: click.UsageError) -> str:
-    """Return a suggestion of commands similar to a mistyped one; "" if there is none, or if click (8.2 and later) has
-    named them already."""
+    """Suggest commands similar to a mistyped one; "" if there is none, or if click (8.2 and later) has named them."""
     group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
     if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
         return ""

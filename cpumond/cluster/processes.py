@@ -139,8 +139,7 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; return the exit code, 0 if none
-        runs."""
+        """Send a signal and wait for the end (SIGKILL after ``timeout_s``); return the exit code, 0 if none runs."""
         process = self._process
         if process is None:
             return 0

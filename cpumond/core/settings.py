@@ -57,8 +57,7 @@ def read_layers(
 
 @contextlib.contextmanager
 def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
-    """Add file and line to a ConfigError about ``path``. ``texts``: maps files to their texts; the file that takes
-    precedence comes last."""
+    """Add file and line to an error about ``path``. ``texts``: file -> text; the one that wins comes last."""
     try:
         yield
     except ConfigError as error:

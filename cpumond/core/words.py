@@ -31,8 +31,7 @@ def escape(name: str) -> str:
 
 
 def escape_json(text: str | bytes) -> str:
-    """Escape C1 control characters and direction marks in JSON, where only texts contain them: they could move the
-    cursor or reverse text."""
+    """Escape C1 control characters and direction marks in JSON's texts: they could move the cursor or reverse text."""
     text = text.decode() if isinstance(text, bytes) else text
     return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
@@ -120,8 +119,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the most similar known name, "" if none reaches the similarity ``cutoff``, 0 to 1.
 
-    Among very many names, only those with similar beginnings and ends are compared closely: each comparison costs a
-    tenth of a millisecond.
+    Of very many names, those with similar beginnings and ends are compared closely: each takes 0.1 ms.
     """
     name, names = name[:MAX_COMPARED_CHARS], [*known]
     if len(names) > MAX_COMPARED:

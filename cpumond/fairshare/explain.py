@@ -172,8 +172,7 @@ class _Tree:
         return [other for index, other in sorted(before) if index < own and any(self.shares(other).demand_share)]
 
     def find_scarce(self, name: str) -> tuple[str, int] | None:
-        """Return (pool, resource) of the nearest pool above an element that has reached its limit; the root has reached
-        that of the cluster."""
+        """(pool, resource) of the nearest pool above that has reached its limit; the root: that of the cluster."""
         for pool in self.path(name)[-2::-1]:
             resource = self.limit_in_force(pool)
             if resource is not None:

@@ -51,8 +51,7 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
 
 
 def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
-    """Return, in pre-order, the pools through which volumes flow: all except those inside a pool with an integral
-    guarantee (5.2)."""
+    """In pre-order, the pools through which volumes flow: all not inside a pool with an integral guarantee (5.2)."""
     nodes = []
     end = 0
     for node in preorder:
@@ -64,8 +63,7 @@ def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
 
 
 def collect_overflow(nodes: list[PoolNode]) -> None:
-    """Sum up, to the root, the volume that pools could not keep and the volume that others could take (5.2). ``nodes``
-    are in pre-order."""
+    """Sum to the root volumes that pools could not keep and that others could take (5.2). ``nodes``: in pre-order."""
     for node in reversed(nodes):
         if node.guarantee_type != "none":
             continue
@@ -196,8 +194,7 @@ def _fit(node: PoolNode, proposed: Vector) -> Vector:
 
 
 def _grant(node: PoolNode, granted: Vector) -> None:
-    """Add an integral share to the pool and to all pools above it. Drop their functions, with which the share was found
-    (10.6, 10.7)."""
+    """Add an integral share to the pool and all above it; drop their functions, by which it was found (10.6, 10.7)."""
     for above in node.path_to_root():
         above.proposed = _fit(above, add(above.proposed, granted))
         top = above.parent

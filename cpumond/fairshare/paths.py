@@ -72,8 +72,7 @@ class Path:
         return self._sum(self.xs[vertex], group, jumped)
 
     def sum_along(self, step: int) -> Vector:
-        """Return the sum in the middle of a linear step: the values that are constant along it, without the rounding at
-        its ends."""
+        """The sum in the middle of a linear step: of values constant along it, without the rounding at its ends."""
         return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
     def sum_at_end(self) -> Vector:

@@ -138,8 +138,7 @@ def scale_volume(x: Vector, factor: float) -> Vector:
 
 
 def exact_cpu(x: Vector) -> Vector:
-    """Return ``x`` with its cpu rounded to a multiple of 0.01: this removes the rounding errors of sums and differences
-    (17)."""
+    """``x`` with its cpu rounded to a multiple of 0.01, which removes rounding errors of sums and differences (17)."""
     return (x[0], quantise_cpu(x[CPU]), x[2], x[3], x[4])
 
 

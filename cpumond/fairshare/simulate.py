@@ -336,8 +336,7 @@ class _RowMaker:
             )
 
     def _capacity(self, amount: float, flow_ratio: float) -> float:
-        """Return the capacity: the volume up to which a flow of the main resource, a fraction of the cluster's
-        ``amount``, fills (5.1)."""
+        """The capacity: the volume up to which a flow of the main resource, a fraction of ``amount``, fills (5.1)."""
         key = (amount, flow_ratio)
         if key not in self._capacities:
             self._capacities[key] = scale_resources((amount,) * 5, flow_ratio)[self._main] * self._period_s

@@ -256,8 +256,7 @@ def find_guarantees(
     snapshot: Snapshot,
     elapsed_s: float | None,
 ) -> list[UpdateError]:
-    """Set attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update. Return
-    errors."""
+    """Set attributes, volumes, guarantees of pools (3 to 6), ``elapsed_s`` after the last update; returns errors."""
     total, options = snapshot.total_resources, snapshot.options
     errors, priority_pools = check_flags(preorder)
     infer_guarantees(preorder, total, options.main_resource)

@@ -147,8 +147,7 @@ def _check_options(options: Options) -> None:
 
 
 def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
-    """Check that no weight in a fair_share pool is too small: the pool divides weights by the least one above 1e-9
-    (9.2, 16)."""
+    """Check that no weight in a fair_share pool is too small: it divides them by the least one above 1e-9 (9.2, 16)."""
     elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
     light = [element for element in elements if element.weight <= EPS and pools[element.parent].mode == "fair_share"]
     if not light:
@@ -163,8 +162,7 @@ def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
 
 
 def check_total_resources(total: Vector) -> None:
-    """Check cluster totals: each is finite, and 0 or at least the smallest positive amount (17). Raises
-    FairShareInputError."""
+    """Check that totals are finite, and 0 or at least the smallest positive amount (17). Raises FairShareInputError."""
     _check_amounts("total_resources", total)
     for resource, value in zip(RESOURCES, total, strict=True):
         if 0.0 < value < MIN_TOTAL:
@@ -172,8 +170,7 @@ def check_total_resources(total: Vector) -> None:
 
 
 def check_times(now: float, previous_update_time: float | None) -> None:
-    """Check the times of an update, in seconds: they are finite and fit into 64 bits as microseconds (17). Raises
-    FairShareInputError."""
+    """Check that times (s) are finite and as microseconds fit into 64 bits (17). Raises FairShareInputError."""
     _check_time("now", now)
     if previous_update_time is not None:
         _check_time("previous_update_time", previous_update_time)
@@ -291,8 +288,7 @@ def _wrong_cycle(pool: Pool, parents: dict[str, str]) -> FairShareInputError:
 
 
 def _find_cycle(name: str, parents: dict[str, str]) -> list[str]:
-    """Return the names of the cycle in which the ancestors of ``name`` end, with the first name repeated at the end; []
-    if there is none."""
+    """The cycle in which the ancestors of ``name`` end, its first name again at the end; [] if there is none."""
     path: dict[str, int] = {}
     while name in parents:
         if name in path:

@@ -248,8 +248,7 @@ class _Flow(FlowControl):
 
 
 class BoundedH11(Bounded, H11Protocol):
-    """Bounded protocol class for h11. h11 takes one request after the other from what was read, which is at most one
-    piece of PIECE_BYTES."""
+    """Bounded protocol of h11, which takes one request after the other from at most PIECE_BYTES that were read."""
 
     def send_400_response(self, msg: str) -> None:
         """Handle bytes that are not HTTP: close the connection, even if a response is under way."""

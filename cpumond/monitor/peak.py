@@ -180,8 +180,7 @@ def put_off_cut(state: JobState, now_s: float) -> JobState:
 
 
 def forgive(state: JobState, before: JobState) -> JobState:
-    """Return ``state`` with the caution and ``held`` of ``before``, because the limit that held the job back was not
-    set by the rule."""
+    """``state`` with caution and ``held`` of ``before``: the limit that held the job back was not the rule's."""
     return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 

@@ -234,8 +234,7 @@ def reject(state: JobState, decision: Decision) -> JobState:
 
 
 def settle(state: JobState, decision: Decision, applied_cores: float) -> JobState:
-    """Return the state after ``decision`` was applied. ``applied_cores`` may differ from the decision because of bounds
-    of the kernel."""
+    """Return the state after ``decision``. ``applied_cores`` may differ from it because of bounds of the kernel."""
     if applied_cores == state.limit_cores:
         return state
     return msgspec.structs.replace(

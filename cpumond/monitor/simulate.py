@@ -79,8 +79,7 @@ class Arrivals:
         self.backlog_cpu_s = self._backlog_at_order = self._excess = self._waited = 0.0
 
     def run(self, period: int, available_cpu_s: float) -> Ran:
-        """Run the period with index ``period``, in which the quota grants ``available_cpu_s``. To be called once for
-        each period, in order."""
+        """Run period number ``period``, whose quota grants ``available_cpu_s``. Called once per period, in order."""
         work, order = self.work_cpu_s[period], self.order_cpu_s
         wanted = work + self.backlog_cpu_s
         possible = min(wanted, order)

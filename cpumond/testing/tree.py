@@ -10,8 +10,7 @@ Tree = Mapping[str, Any]
 
 
 def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Create directories and files from a literal: a mapping is a directory, any other value the content of a file.
-    Return the path."""
+    """Create directories (mappings) and files (any other value: the content) from a literal; return the path."""
     path = os.fspath(root)
     os.makedirs(path, exist_ok=True)
     for name, content in tree.items():

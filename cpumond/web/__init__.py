@@ -1,7 +1,6 @@
 """The files of the web pages, the scheduler's and the agent's, and the routes that serve them.
 
-Each file is read and compressed once. Pages load nothing from other hosts, and text never becomes markup: the headers
-forbid both.
+Each file is read and compressed once. The headers forbid pages to load from other hosts, and text to become markup.
 """
 
 from __future__ import annotations

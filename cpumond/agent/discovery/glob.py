@@ -31,8 +31,7 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Return whether a change at ``path`` can change the matches of ``pattern``: whether they agree in each component
-    that both have."""
+    """Whether a change at ``path`` can change the matches of ``pattern``: they agree in the components of both."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True

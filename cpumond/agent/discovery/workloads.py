@@ -36,8 +36,7 @@ class Workload(msgspec.Struct, frozen=True):
 class SourceSketch(msgspec.Struct, frozen=True):
     """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
 
-    ``keep_shadow``: an operator should think before lowering the limits of these workloads, for example of services of
-    the system."""
+    ``keep_shadow``: an operator should think before lowering their limits, for example of services of the system."""
 
     keys: dict[str, str | list[str]]
     kind: Kind

@@ -122,8 +122,7 @@ class AssignedJob:
     def note_checkpoint(self, touched_at: float | None, now: float) -> None:
         """Record when the job touched its checkpoint file; both times are in seconds since 1970.
 
-        A time is ignored if it is before the job's start, in the future (any job can set that) or before the last
-        checkpoint."""
+        Times before the job's start or last checkpoint, or in the future (any job can set that) are ignored."""
         start = self.file.start_time
         if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
             self.checkpoint_at = touched_at

@@ -76,8 +76,7 @@ class LockHolder(msgspec.Struct):
 
 
 class RunLock:
-    """The lock of a runtime directory: only one agent or ``restore`` may hold it. The kernel releases the lock when the
-    process ends."""
+    """The lock of a runtime directory: only one agent or ``restore`` may hold it. It ends with the process."""
 
     def __init__(self, runtime_dir: str, config_path: str) -> None:
         """Take the lock. Raises UnavailableError, which names the agent that holds it, CreateError or AccessError."""

@@ -217,8 +217,7 @@ class LimitWriter:
         job.in_force = target
 
     def lose(self, job: Tracked) -> None:
-        """Record that a cgroup is gone. If it was a unit's, its original is kept: systemd sets the same limit in the
-        unit's next cgroup."""
+        """Record that a cgroup is gone. A unit's original is kept: systemd sets the same limit in its next cgroup."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None

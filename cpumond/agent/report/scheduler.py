@@ -171,8 +171,7 @@ class SchedulerLink:
     def register(self, registration: NodeRegistration) -> None:
         """Register the node again before the next heartbeat, because the node's resources or tags have changed.
 
-        If the scheduler refuses the change, the old registration stays valid. Then heartbeats continue, and the change
-        is retried."""
+        If the scheduler refuses the change, the old registration stays valid; the change is retried."""
         with self._lock:
             self._wanted = registration
 
@@ -318,8 +317,7 @@ class SchedulerLink:
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
-        """Drop a heartbeat that the scheduler did not accept, because it accepted the same one before and only the
-        response was lost."""
+        """Drop a heartbeat refused because the scheduler accepted it before, and only the response was lost."""
         if not self._logged_dropped:
             self._logged_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)

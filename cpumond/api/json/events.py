@@ -31,8 +31,7 @@ async def list_events(call: Call) -> event_views.EventList:
 
 
 async def list_audit(call: Call) -> event_views.AuditList:
-    """List the audit log. Raises CommandError for entries that are neither the user's own nor about a pool that the
-    user administers."""
+    """List the audit log. Raises CommandError for entries of others about pools that the user does not administer."""
     query: requests.EventsQuery = call.query
     if not call.user.admin and not _administers(call, query):
         if query.user and query.user != call.user.name:

@@ -1,7 +1,6 @@
 """The commands of the ``yt`` protocol, for one scheduler (yt_protocol.md 6 and 10).
 
-``YtBackend`` answers one command after another from the live state. Changes are commands of the scheduler, and only
-changes wait.
+``YtBackend`` answers one command after another from the live state. Only changes, commands of the scheduler, wait.
 """
 
 from __future__ import annotations

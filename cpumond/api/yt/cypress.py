@@ -551,8 +551,7 @@ class Cypress:
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
     def read(self, path: YPath, with_hints: bool = True, with_defaults: bool = True) -> Any:
-        """The value of an attribute path; ``with_defaults``: also for unset options of a tree. Raises YtError with code
-        RESOLVE."""
+        """The value of an attribute path; ``with_defaults``: also unset options of a tree. Raises YtError (RESOLVE)."""
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:

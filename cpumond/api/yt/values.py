@@ -20,8 +20,7 @@ MAX_DEPTH = 64
 MAX_WRITTEN_DEPTH = 256
 """Maximum nesting that the writers accept; no served tree comes near this depth."""
 MAX_VALUES = 20_000
-"""Maximum values of one text, including maps and lists: reading, checking and storing take time and memory per value,
-not per byte."""
+"""Maximum values of one text, maps and lists included: time and memory are needed for each value, not each byte."""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 

@@ -97,8 +97,7 @@ def print_agent(client: AgentClient, interval_s: float | None, sort: Sort, once:
 
 
 def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
-    """Show a frame every ``interval_s`` until KeyboardInterrupt; SIGTERM raises it, too, so that the terminal's cursor
-    is shown again."""
+    """Show a frame every ``interval_s`` until KeyboardInterrupt; SIGTERM raises it, too: the cursor must return."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_terminal() and not client.as_json:
         draw_frames(lambda: read_frame(client, sort, *shutil.get_terminal_size()), interval_s)

@@ -61,8 +61,7 @@ def make_place(name: str) -> CgroupPlace:
 def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
     """Return the delegated scope that has this process in a leaf, and cpu enabled for its other children.
 
-    Outside of a scope the command is restarted in a transient scope, if the manager grants one. Raises
-    UnavailableError.
+    Outside of a scope the command restarts in a transient one, if granted. Raises UnavailableError.
     """
     from cgroupspy.nodes import Node
 

@@ -76,8 +76,7 @@ def check_idle_class(found: IdleClass) -> Finding:
 
 
 def check_cpu_scheduler(state: str, name: str) -> Finding:
-    """Check whether a sched_ext scheduler is loaded. The arguments are the texts of ``SCHED_EXT``, "" if the kernel has
-    no such file."""
+    """Check whether a sched_ext scheduler is loaded. Arguments: the texts of ``SCHED_EXT``, "" without such a file."""
     if state != "enabled":
         return Finding("CPU scheduler", "ok", "the kernel's own: weights, cpu.idle and quotas work as documented")
     text = (

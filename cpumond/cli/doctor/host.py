@@ -97,8 +97,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    On btrfs and overlayfs /proc/locks has a different device; then the inode and ``told_pid``, which is written in the
-    file, decide.
+    On btrfs and overlayfs /proc/locks has a different device; there the inode and the file's ``told_pid`` decide.
     """
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():

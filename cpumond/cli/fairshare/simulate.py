@@ -147,8 +147,7 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
 def read_scenario(path: str) -> Scenario:
     """Read the scenario of a file, or of standard input for ``-``.
 
-    Raises AccessError for missing rights, UnavailableError for other read errors, ConfigError (file, element, key) for
-    invalid input.
+    Raises AccessError for missing rights, UnavailableError if unreadable, ConfigError (file, element, key).
     """
     with open_input(path, "a scenario") as file:
         data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
@@ -259,8 +258,7 @@ def _parse_seconds(value: float | str, where: str) -> float:
 
 
 def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[SimulationRow]:
-    """Pass all rows on. For every ``every_s`` seconds, print the rows of the first step as JSON lines (0: print the
-    rows of every step)."""
+    """Pass all rows on. For every ``every_s`` seconds, print the first step's rows as JSON lines (0: each step's)."""
     next_s = printed_s = 0.0
     for row in rows:
         if row.time_s >= next_s:

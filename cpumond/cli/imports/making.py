@@ -90,8 +90,7 @@ class Making:
     above: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a pool for a queue. Its name is the last part of ``path``, with parts before it as far as needed to make
-        the name unique."""
+        """Add a queue's pool, named as the last part of ``path``, with as many parts before it as make it unique."""
         if not path[-1]:
             raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]

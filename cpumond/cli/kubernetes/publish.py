@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
-"""Granularity in thousandths of a core, because each new figure is written to the API server's store and sent to all
-watchers of nodes."""
+"""In thousandths of a core, since the API server stores each new figure and sends it to all watchers of nodes."""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20

@@ -1,7 +1,6 @@
 """Output of ``status``, ``top``, ``job list`` and ``pin``, and helpers for tables of all commands.
 
-Every function turns agent's answers into text, and is pure except for the clock. With ``width`` None (a pipe) no line
-is wrapped or shortened.
+Functions from the agent's answers to text, pure but for the clock. ``width`` None (a pipe): no line is shortened.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ class _Piece:
 class Follower:
     """Follows the output of one operation's jobs. ``report`` gets sentences about what happens to the jobs.
 
-    ``jobs``: only these; None: all, including those started later. ``tail_bytes``: bytes of existing output to show,
-    None for all.
+    ``jobs``: only these; None: all, also later ones. ``tail_bytes``: bytes of existing output to show, None for all.
     """
 
     client: SchedulerClient

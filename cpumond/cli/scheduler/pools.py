@@ -124,8 +124,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
 
 
 def describe_counts_of_pools(tree: TreeSettings) -> str:
-    """Describe how many operations a pool without counts of its own may run and hold, and which pools these counts
-    cover (semantics.md 2.4)."""
+    """Describe how many operations a pool without its own counts may run and hold, and which pools they cover (2.4)."""
     counts = f"{tree.max_running_operation_count_per_pool} running, {tree.max_operation_count_per_pool} in all"
     if tree.per_pool_counts_for_leaves_only:
         return (

@@ -46,8 +46,7 @@ class Line:
     depth: int = 0
 
     def value(self, measure: Measure) -> float | None:
-        """Return a number of the row; None for a ratio to 0, and for the peak of a sum, because the rows have their
-        peaks at different times."""
+        """A number of the row; None for a ratio to 0, and for the peak of a sum, since rows peak at different times."""
         value: float = getattr(self.row, measure.name)
         if measure in RATIOS:
             base: float = getattr(self.row, BASE_OF_RATIO[measure.name])

@@ -104,8 +104,7 @@ class JobCgroupTree:
         return list(dict.fromkeys((self._root, self._outer_idle, self._inner_idle)))
 
     def _list_mounts(self) -> list[str]:
-        """Return mount points, that of cpu first. They are looked up once, because rights and mounts do not change
-        while an agent runs."""
+        """Mount points, that of cpu first; looked up once: neither rights nor mounts change meanwhile."""
         if self._mounts is None:
             places = self.hierarchies
             mounts = [places.cpu_root, places.cpuacct_root]

@@ -226,8 +226,7 @@ def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) 
 
 
 def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """Return the settings to restore in the end after another program has set a limit different from ``original``:
-    those of that program."""
+    """The settings to restore in the end after another program changed ``original``: those of that program."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)

@@ -95,8 +95,7 @@ class _Event(msgspec.Struct, frozen=True):
 class ContainerEngine:
     """The client of one dockerd or one Podman service.
 
-    The service of an ordinary user may only name cgroups of that user. If one container has no valid answer, the others
-    still get their names.
+    An ordinary user's service may only name that user's cgroups. One container without a valid answer spoils no other.
     """
 
     def __init__(self, kind: str, socket: str, cpu_version: int) -> None:

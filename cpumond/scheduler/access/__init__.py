@@ -74,8 +74,7 @@ class Rights:
         return judge(self.user, permission, self.access_to_operation(record))
 
     def access_to_operation(self, record: OperationRecord) -> Access:
-        """Return everything that decides about an operation. The entries of all its trees count together: one entry
-        that allows is enough."""
+        """Everything that decides about an operation: entries of all its trees, of which one that allows is enough."""
         what = f"operation {record.id}"
         entries = [StandingEntry(entry, what) for entry in record.acl]
         pools = [self.access_to(*place) for place in self.places_of(record)]

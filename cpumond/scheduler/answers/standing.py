@@ -61,8 +61,7 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
 
 
 def _describe_step(element: OperationElement | PoolElement) -> str:
-    """If only gangs run: return what keeps the step of the first gang (the share of all its jobs) from being granted;
-    else an empty text."""
+    """If only gangs run: what keeps the first gang's step (the share of all its jobs) from being granted; else ""."""
     gangs = list(_list_running(element))
     if not gangs or not all(each.operation.record.is_gang for each in gangs):
         return ""

@@ -27,8 +27,7 @@ from cpumond.scheduler.model import (
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pool of an operation in one tree. ``parent``: the pool in which an ephemeral pool is created. For the root it
-    is the root itself."""
+    """An operation's pool in one tree. ``parent``: where an ephemeral pool is created. Of the root: itself."""
 
     name: str
     parent: PoolElement
@@ -179,8 +178,7 @@ def ephemeral_settings(parent: PoolElement) -> PoolSettings:
 
 
 def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, int]:
-    """Return a pool's effective ``max_operation_count`` and ``max_running_operation_count``: its own values, or those
-    of the tree (2.5)."""
+    """A pool's effective ``max_operation_count`` and ``max_running_operation_count``: its own or the tree's (2.5)."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     return (
         tree.max_operation_count_per_pool if most is None else most,
@@ -284,8 +282,7 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
 
 
 def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
-    """Check that a live operation may move to a different pool: only limits of pools that it is not in yet count (3.5).
-    Raises CommandError."""
+    """Check that a live operation may move: only limits of pools new to it count (3.5). Raises CommandError."""
     old = set(element.ancestors())
     if choice.pool is None:
         most, running = operation_limits(choice.settings, tree.config.settings)

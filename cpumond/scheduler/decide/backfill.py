@@ -77,8 +77,7 @@ def _find_end(job: Job, times: RunTimes, now: float) -> float:
 def list_takers(
     elements: Iterable[OperationElement], times: RunTimes, ready_at: float, now: float
 ) -> list[tuple[OperationElement, Task, float]]:
-    """Return the operations among ``elements`` whose jobs may use reserved resources until ``ready_at``, in the form of
-    ``Reservation.takers``."""
+    """``Reservation.takers``: which of ``elements`` may use reserved resources until ``ready_at``."""
     asked = [(each, task) for each in elements if wants_jobs(each) for task in each.operation.next_tasks()]
     found = [(*each, *find_refusal(*each, times, ready_at, now)) for each in asked]
     return [(element, task, run_s) for element, task, run_s, refusal in found if not refusal]

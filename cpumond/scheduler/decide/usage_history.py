@@ -21,8 +21,7 @@ STEPS: Final = 64.0
 
 
 def half_life_s(pool: PoolElement) -> float:
-    """Return the half-life, in seconds, of the usage of a pool's children; the nearest pool that sets it decides. 0:
-    usage is not counted."""
+    """Half-life, in seconds, of the usage of a pool's children, as the nearest pool above sets it; 0: not counted."""
     for each in (pool, *pool.ancestors()):
         settings = pool.tree.config.settings if each.parent is None else each.settings
         if settings.usage_half_life is not None:

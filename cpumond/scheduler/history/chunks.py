@@ -59,8 +59,7 @@ def find_range(ends: array[float], since: float, until: float) -> tuple[int, int
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
-    """Compress columns. The first bytes of all values come before all second bytes, and so on, since similar bytes
-    compress well."""
+    """Compress columns: first bytes of all values, then second ones, and so on, since similar bytes compress well."""
     raw = b"".join([column.tobytes() for column in columns])
     return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
 

@@ -198,8 +198,7 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """Return the result of ``work``; if a part of the file is damaged, drop it and repeat ``work``. None if nothing
-        can be read now."""
+        """Return the result of ``work``, repeated without damaged parts of the file; None: unreadable now."""
         while self._db is not None:
             try:
                 return work()

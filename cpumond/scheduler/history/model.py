@@ -39,8 +39,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "throttled_ratio",
     ),
 }  # fmt: skip
-"""Kind -> columns. For pools and operations, the last five columns are rates: the differences of CPU_COUNTERS, in the
-same order."""
+"""Kind -> columns. The last five of pools and operations are rates: differences of CPU_COUNTERS, in that order."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
 

@@ -149,8 +149,7 @@ class HistoryRecorder:
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def node_map(self, nodes: Sequence[str], measure: str, since: float, now: float, count: int) -> NodeMap:
-        """Return ``HistoryStore.read_node_map``, with fewer moments for many nodes; raises the same errors as
-        ``read``."""
+        """``HistoryStore.read_node_map``, with fewer moments for many nodes; raises like ``read``."""
         count = max(min(count, MAX_NODE_MOMENTS // max(len(nodes), 1)), 1)
         asked = ("node map", tuple(nodes), measure, self._round(since), self._round(now), count)
         work = partial(self._store.read_node_map, nodes, measure, since, now, count)

@@ -339,8 +339,7 @@ class HistoryStore:
         }
 
     def read_node_map(self, nodes: Collection[str], measure: str, since: float, until: float, count: int) -> NodeMap:
-        """Return a measure of nodes at the ends of ``count`` equal parts of (since, until], or of the part of it that
-        has points."""
+        """A measure of nodes at the ends of ``count`` equal parts of (since, until], or of its part that has points."""
         until = min(
             until,
             max((*(chunk.end for chunk in self._chunks.values()), *(tick.at for tick in self._ticks)), default=0.0),
@@ -429,8 +428,7 @@ class HistoryStore:
         return PeriodTotals({key: each for key, each in totals.items() if tree in (None, key.tree)}, covered_s)
 
     def read_days(self, keys: Collection[Key], since: float, until: float) -> list[dict[Key, Amounts]]:
-        """Return totals of some keys for each UTC day of a time, without days of which nothing is known. Keys without
-        amounts are left out."""
+        """Totals of some keys for each UTC day of a time, without unknown days and keys without amounts."""
         return list(self._find_days([*keys, COVERED_KEY], since, until).values())
 
     def _find_days(self, keys: Sequence[Key], since: float, until: float) -> dict[int, dict[Key, Amounts]]:

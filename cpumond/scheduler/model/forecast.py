@@ -31,8 +31,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedStart(msgspec.Struct, frozen=True):
-    """First start and end of an operation, without and with the change. None: it is beyond the horizon, or the
-    operation does not exist."""
+    """First start and end, without and with the change; None: beyond the horizon, or no such operation."""
 
     operation_id: str
     title: str

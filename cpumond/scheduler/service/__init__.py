@@ -465,8 +465,7 @@ class Scheduler:
         """Return the last bytes of a job's output, or the bytes from ``offset`` on, at most ``MAX_LOG_BYTES``. The node
         of the job reads them.
 
-        Raises CommandError if the operation or job is unknown, if the job has not started, or if its node is away or
-        does not answer.
+        Raises CommandError if the operation or job is unknown, the job not started, or its node is away or silent.
         """
         node_id = self.state.find_job_node(operation_id, job_id)
         node = self.state.nodes.get(node_id)

@@ -42,8 +42,7 @@ KINDS: Final = {
     "time_limit": "job_time_limit exceeded",
 }
 _NUMBERED: Final = {"exit": (0, 255, "1-128"), "signal": (128, 64, "1-64")}
-"""Kind -> (number to add to get the exit code, highest number, numbers of a rule without numbers). Exit codes above 128
-are signals."""
+"""Kind -> (exit code - number, highest number, numbers of a rule without numbers). Exit codes above 128 are signals."""
 _KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()

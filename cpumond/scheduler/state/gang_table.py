@@ -26,8 +26,7 @@ class GangTable:
         self.first: dict[str, int] = {}
         """Tree -> index of the gang with which the next attempt to free resources begins; earlier gangs were tried."""
         self.lacking: dict[str, tuple[str, int, int]] = {}
-        """Operation with ``gang_options`` of which jobs were missing after a restart -> task, expected and actual
-        number of jobs (7.5)."""
+        """Operation with ``gang_options`` lacking jobs after a restart -> task, expected and actual number (7.5)."""
         self.started_count = 0
         """Operations with ``gang_options`` that started under this scheduler."""
         self.switches: dict[str, int] = {}

@@ -157,8 +157,7 @@ def count_held(cores: float, counted: float | None, finished: FinishedJob | None
     """Return the core-seconds that a job held: its request times its run time (2.15).
 
     The agent has ``counted`` them with a monotonic clock, except for the first and last moments. The times in
-    ``finished`` yield these, limited by ``own_s``: seconds for which this scheduler has known the job. Either clock may
-    have been set.
+    ``finished`` yield these, limited by ``own_s``: seconds that this scheduler has known the job. Any clock may be set.
     """
     counted = counted or 0.0
     if finished is None or finished.start_time is None or finished.finish_time is None:

@@ -43,8 +43,7 @@ class Place(NamedTuple):
 
 
 def measure(listed_bytes: int, value_bytes: int) -> int:
-    """Return the bytes that an entry takes in a store: its subjects are in its row and again in an index, whose pages
-    are never full."""
+    """Bytes that an entry takes in a store: its subjects are in its row and in an index, whose pages are never full."""
     return ENTRY_BYTES + value_bytes + 3 * listed_bytes
 
 

@@ -101,8 +101,7 @@ class Lead:
         return replace(self, term=term, leader=leader, error="", heard_s=now_s, next_s=now_s + self.look_s)
 
     def renewed(self, sent_s: float, now_s: float) -> Lead:
-        """Return the lead after the renewal sent at ``sent_s`` was accepted. If the lease has already ended here, it
-        remains ended."""
+        """The lead after the renewal sent at ``sent_s`` was accepted. A lease that has ended here remains ended."""
         heard = replace(self, error="", heard_s=now_s)
         return heard._leased(sent_s) if self.may_answer(self.term, now_s) else heard
 

@@ -39,8 +39,7 @@ class LogIndex(Protocol):
 def search(
     index: LogIndex, subjects: Sequence[str], before: int | None, since: float, limit: int
 ) -> list[tuple[int, Entry]]:
-    """See ``Store.read_log``. Walks through the entries about the subject that has fewest, and keeps those about the
-    other subjects, too."""
+    """See ``Store.read_log``. Walks through the entries of the rarest subject and keeps those about the others, too."""
     names = list(dict.fromkeys(subjects))
     below = NO_NUMBER if before is None else min(before, NO_NUMBER)
     # Clocks are corrected, so an entry with a higher number may be older.
@@ -81,8 +80,7 @@ def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple
 
 
 def _choose(index: LogIndex, subject: str, numbers: list[int]) -> list[int]:
-    """Return the elements of ``numbers`` whose entries are about ``subject``; by the subject's own numbers if these are
-    not many more."""
+    """Those of ``numbers`` whose entries are about ``subject``; by the subject's own numbers if not many more."""
     if not numbers:
         return []
     limit = 4 * len(numbers)

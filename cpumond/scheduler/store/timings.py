@@ -13,8 +13,7 @@ from typing import Final
 from cpumond.scheduler.store import Change
 
 BOUNDS_S: Final = (*(float(f"{step}e{power}") for power in range(-4, 1) for step in (1, 2, 5)), 10.0)
-"""Upper bounds of the buckets. Each is about twice the one before: a quantile computed from them is less than this
-factor off."""
+"""Upper bounds of the buckets, each about twice the one before: quantiles from them are less than this factor off."""
 
 OPEN_KINDS: Final = frozenset(("operation", "job", "start", "node"))
 

@@ -37,8 +37,7 @@ _COPIED_BYTES: Final = 2**21
 """Maximum bytes copied at a time: about 2 ms, in which other threads that need new memory wait."""
 NICENESS: Final = 19
 ASKED_NICENESS: Final = 5
-"""Niceness of a copy that has little work and that a caller waits for. At the lowest priority it would take minutes on
-a busy host."""
+"""Niceness of a copy with little work that a caller waits for. At the lowest it would take minutes on a busy host."""
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
 

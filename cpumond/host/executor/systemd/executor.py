@@ -82,8 +82,7 @@ class _Job:
 class SystemdExecutor(Executor):
     """Talks to the bus in its own thread, where each job is a task.
 
-    ``cgroups`` is used only for counters: systemd creates the cgroups. ``runtime_dir`` holds secrets of jobs that are
-    being started.
+    ``cgroups`` is only for counters: systemd creates them. ``runtime_dir`` holds secrets of jobs being started.
     """
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
