@@ -116,6 +116,16 @@ def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tool
     return run_guest(script, stage, out, limit_s)
 
 
+def lives(script: str, limit_s: int, *extras: str, tools: Sequence[str] = ()) -> Any:
+    """The fixture of a module: what one boot saw that ran ``guest/SCRIPT``, step by step."""
+
+    @pytest.fixture(scope="module")
+    def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+        return boot(script, tmp_path_factory.mktemp("machine"), limit_s, extras, tools)
+
+    return facts
+
+
 def run_guest(script: str, stage: Path, out: Path, limit_s: int) -> Facts:
     """Run ``stage/SCRIPT`` in a guest where ``stage`` is /in and ``out`` is /out; what it left, step by step."""
     stage.chmod(0o755)
@@ -152,6 +162,11 @@ def assert_passed(tests: Facts, *also: str) -> None:
     assert not failures, f"{len(failures)} of {len(tests)} tests failed in the guest: {', '.join(failures)}{texts}"
 
 
-def assert_quiet(answer: Facts) -> None:
-    """A command that succeeded and said nothing."""
-    assert answer == {"code": 0, "output": ""}
+def assert_quiet(*answers: Facts) -> None:
+    """Commands that succeeded and said nothing."""
+    assert [answer for answer in answers if answer != {"code": 0, "output": ""}] == []
+
+
+def assert_came(fact: Facts, *names: str) -> None:
+    """Each of these was waited for, and came in time."""
+    assert [name for name in names if fact[name] is None] == [], fact

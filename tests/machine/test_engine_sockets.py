@@ -6,11 +6,9 @@ One boot sees both (``guest/engine_sockets.py``, half a minute) and leaves facts
 from __future__ import annotations
 
 import pytest
-from guest_host import Facts, boot, of
+from guest_host import Facts, assert_quiet, boot, of
 
 LIMIT_S = 300
-MAX_EXPOSURE = 2.3
-"""Of 10, with the drop-in: that the agent sees other processes (0.2) comes on top of the unit's 2.0."""
 SOCKETS = ["/run/docker.sock", "/run/podman/podman.sock", "/run/user/1000/podman/podman.sock"]
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
@@ -63,22 +61,4 @@ def test_with_the_drop_in_it_sees_them_and_nothing_else(facts: Facts) -> None:
     assert fact["problems"] == []
     assert not find_sentences(facts, "opened", "hidden")
     assert fact["again"]["output"].count("is up to date") == 2
-
-
-def test_systemd_accepts_the_drop_in(facts: Facts) -> None:
-    fact = of(facts, "opened")
-    assert fact["verified"] == {"code": 0, "output": ""}
-    assert of(facts, "before")["exposure"] < fact["exposure"] <= MAX_EXPOSURE
-
-
-def test_a_socket_that_was_made_anew(facts: Facts) -> None:
-    """Docker's is bound by itself, so the service has to start again; Podman's lies in a directory of its own."""
-    (text,) = find_sentences(facts, "made_anew", "was recreated")
-    assert text.startswith("/run/docker.sock ")
-    after = of(facts, "made_anew")["after"]
-    assert after["seen"] == SOCKETS
-    assert after["problems"] == []
-
-
-def test_the_service_starts_without_any_engine(facts: Facts) -> None:
-    assert of(facts, "missing")["state"] == "active"
+    assert_quiet(fact["verified"])

@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from guest_host import Facts, assert_quiet, boot, of
+from guest_host import Facts, assert_quiet, lives, of
 
 LIMIT_S = 180
-MAX_EXPOSURE = 1.4
-"""Of 10. What remains is the network (0.5), its sockets (0.4) and the addresses they may reach (0.2)."""
 WRITABLE = {"/tmp", "/var/tmp", "/var/lib/private/cpumond-scheduler", "/run/cpumond-scheduler"}
 NO_FILES = {"/dev/hugepages", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc"}
 """Mounts of the kernel's own things, which are there as far as the kernel has them."""
@@ -20,17 +18,12 @@ NO_FILES = {"/dev/hugepages", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc"}
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """What one boot saw, step by step."""
-    return boot("scheduler_service.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["scheduler"])
+facts = lives("scheduler_service.py", LIMIT_S, "scheduler")
 
 
 def test_systemd_accepts_the_unit(facts: Facts) -> None:
     fact = of(facts, "install")
-    assert_quiet(fact["reload"])
-    assert_quiet(fact["verify"])
-    assert fact["exposure"] <= MAX_EXPOSURE
+    assert_quiet(fact["reload"], fact["verify"])
 
 
 def test_it_starts_as_it_is_shipped(facts: Facts) -> None:
@@ -115,14 +108,3 @@ def test_stop_leaves_one_sound_file(facts: Facts) -> None:
     assert (fact["Result"], fact["ExecMainStatus"]) == ("success", "0")
     assert "stopping" in fact["journal"]
     assert_quiet(fact["start"])
-
-
-def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
-    """Exit code 78, no restart, the reason in the journal; mended, it goes on where it was."""
-    fact = of(facts, "wrong_config")
-    assert fact["answer"]["code"] != 0
-    assert fact["settled_s"] is not None
-    assert (fact["ExecMainStatus"], fact["restarts"]) == ("78", "0")
-    assert "no_such_option" in fact["journal"]
-    assert_quiet(fact["start"])
-    assert fact["lost"] == 0

@@ -5,10 +5,8 @@ One boot lives it all (``guest/systemd_jobs.py``, about half a minute) and leave
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from guest_host import Facts, assert_quiet, boot, of
+from guest_host import Facts, assert_came, assert_quiet, lives, of
 
 LIMIT_S = 180
 NOTHING = {"units": [], "cgroups": []}
@@ -19,10 +17,7 @@ QUOTA_US = 100_000
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """What one boot saw, step by step."""
-    return boot("systemd_jobs.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["scheduler"])
+facts = lives("systemd_jobs.py", LIMIT_S, "scheduler")
 
 
 def only_job(over: Facts) -> Facts:
@@ -59,18 +54,6 @@ def test_the_host_is_a_node(facts: Facts) -> None:
     assert (fact["ActiveState"], fact["User"]) == ("active", "root")
     assert fact["online_s"] is not None
     assert fact["node"]["capacity"]["user_slots"] > 0
-
-
-def test_jobs_complete(facts: Facts) -> None:
-    """As the user that is configured, each in a directory of its own; what they wrote is read over the API."""
-    fact = of(facts, "completes")
-    assert fact["state"] == "completed"
-    assert [(job["state"], job["exit_code"]) for job in fact["jobs"]] == [("completed", 0)] * 2
-    for job, log in zip(fact["jobs"], fact["logs"], strict=True):
-        assert job["cgroup"] == f"{SLICE}/cpumond-job-{job['id']}.service"
-        assert log["stdout"] == f"nobody\n/var/lib/cpumond-jobs/{job['id']}/sandbox\n{job['id']}\n"
-        assert log["stderr"] == "complaint\n"
-    assert fact["left"] == NOTHING
 
 
 def test_limit_of_an_idle_job_goes_down(facts: Facts) -> None:
@@ -110,9 +93,6 @@ def test_agent_keeps_its_sandbox(facts: Facts) -> None:
         "/var/lib/cpumond", "/var/lib/cpumond-jobs", "/var/tmp",
     }  # fmt: skip
     assert set(fact["modes"].values()) == {"0o711"}
-    exposure = re.search(r"level for cpumond.service: ([0-9.]+)", fact["exposure"])
-    assert exposure is not None
-    assert float(exposure[1]) < 2.5
 
 
 def test_killed_agent_takes_its_job_over(facts: Facts) -> None:
@@ -124,8 +104,7 @@ def test_killed_agent_takes_its_job_over(facts: Facts) -> None:
     assert fact["up_s"] is not None
     assert fact["restarts"] == "1"
     assert "adopted=1 ended=0" in fact["journal"]
-    assert fact["lowered_again_s"] is not None
-    assert fact["node_s"] is not None
+    assert_came(fact, "lowered_again_s", "node_s")
     assert_same_job(facts, fact)
 
 
@@ -137,8 +116,7 @@ def test_stopped_agent_leaves_jobs_with_their_full_quota(facts: Facts) -> None:
     assert fact["original_us"] == QUOTA_US
     assert fact["meanwhile"]["SubState"] == "running"
     assert_quiet(fact["start"])
-    assert fact["lowered_again_s"] is not None
-    assert fact["node_s"] is not None
+    assert_came(fact, "lowered_again_s", "node_s")
     assert_same_job(facts, fact)
 
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from guest_host import Facts, boot
+from guest_host import Facts, lives
 from judge_units import CHECKS
 
 LIMIT_S = 240
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """What one boot saw, step by step."""
-    return boot("units.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+facts = lives("units.py", LIMIT_S)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -28,7 +28,6 @@ FULL = os.environ.get("CPUMOND_MACHINE") == "full"
 NOT_HERE = {"browser": "needs a browser", "prometheus": "needs Prometheus"}
 """By marker: what the guest does not have."""
 LEFT_OUT = {
-    "test_closed_loop.py::test_the_unmodified_client": "needs the yt command line",
     "test_try_it_commands.py::test_demo_tells": "the demo's story is told in seconds that an emulated processor misses",
 }
 """By the beginning of the name."""
@@ -70,7 +69,6 @@ SLOW = (
     "test_cgroup_executor.py::TestCgroupExecutor::test_many",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_job_on_reclaimed_cpu_yields",
-    "test_cgroup_executor.py::TestCgroupExecutor::test_jobs_on_reclaimed_cpu_share",
     "test_cgroup_executor.py::TestCgroupExecutor::test_its_weight_follows_its_order_and_a_quota_is_for_a_ceiling_alone[ceiling",
 )
 """Beginnings of the names of those among them that are not."""

@@ -31,15 +31,12 @@ CONTRACT_OF_SYSTEMD = Part("systemd_contract", 750)
 REBOOT = Part("reboot", 300)
 PARTS = (UNITS, test_vm.TESTS, CONTRACT_OF_SYSTEMD, REBOOT)
 STEPS = (
-    "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "delegates",
-    "weighs", "unlimited", "leaves",
+    "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "weighs",
+    "unlimited", "leaves",
 )  # fmt: skip
 """Of ``guest/units.py``."""
 UNITS_SETTINGS = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": ",".join(STEPS)}
-SLOW_CHECKS = {
-    "check_reload_that_gives_the_quota_back", "check_write_to_the_file_alone", "check_namesakes", "check_hung_agent",
-    "check_without_the_bus", "check_without_polkit",
-}  # fmt: skip
+SLOW_CHECKS = {"check_without_polkit"}
 """Of their facts; ``test_units_as_jobs.py`` has them all on this host."""
 stage = test_vm.stage
 test_every_part_came_to_its_end = test_vm.test_every_part_came_to_its_end

@@ -10,6 +10,8 @@ import struct
 import subprocess
 import time
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,15 @@ DEADLINE_S = 60.0
 """Longer than anything takes on a host that is busy with other work."""
 WRAPPER = '#!/bin/sh\nPYTHONPATH=/in/site exec python3 -m cpumond "$@"\n'
 """What stands for the installed program."""
+
+LIGHT_LOAD = """
+import time
+while True:
+    busy_until = time.thread_time() + 0.002
+    while time.thread_time() < busy_until:
+        pass
+    time.sleep(0.05)
+"""
 
 SIOCSIFADDR = 0x8916
 
@@ -37,6 +48,23 @@ def systemctl(*arguments: str) -> dict[str, Any]:
 def show(unit: str, name: str) -> str:
     """A property of a unit."""
     return str(systemctl("show", "--property", name, "--value", unit)["output"]).strip()
+
+
+def is_up_again(unit: str, old_pid: str) -> bool:
+    """Whether a unit is active with another process than ``old_pid``."""
+    return show(unit, "ActiveState") == "active" and show(unit, "MainPID") not in (old_pid, "0")
+
+
+def ask(method: str, url: str, body: Any = None, token: str = "", timeout_s: float = 60.0) -> tuple[int, bytes]:
+    """Status and content of a server's answer, a refusal as well. Raises OSError when there is none."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"OAuth {token}"} if token else {})}
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, headers, method=method)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            return answer.status, bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
 
 
 def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> float | None:
@@ -102,12 +130,6 @@ def add_address(address: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         place = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
         fcntl.ioctl(anything, SIOCSIFADDR, struct.pack("16s16s", b"lo:1", place))
-
-
-def measure_exposure(unit: str) -> float:
-    """What ``systemd-analyze security`` sums up for the unit as it is loaded, from 0 (nothing) to 10."""
-    last = run("systemd-analyze", "security", "--no-pager", unit)["output"].strip().splitlines()[-1]
-    return float(last.partition(": ")[2].split()[0])
 
 
 def live_through(steps: Sequence[Step], stop_after: Callable[[Step], bool] = lambda _: False) -> None:

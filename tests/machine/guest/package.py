@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guest_tools import journal_after, live_through, run, show, systemctl, wait, write_file
+from guest_tools import LIGHT_LOAD, journal_after, live_through, run, show, systemctl, wait, write_file
 
 UNIT = "cpumond"
 SCHEDULER = "cpumond-scheduler"
@@ -59,14 +59,6 @@ STATES = ("/var/lib/cpumond/originals.state", "/run/cpumond/originals.state")
 POLICY = "/usr/sbin/policy-rc.d"
 JOBS_DIR = Path("/var/lib/cpumond-jobs")
 UNPACKED = "/usr/lib/cpumond/lib/python3.11/site-packages/cpumond/__init__.py"
-LIGHT_LOAD = """
-import time
-while True:
-    busy_until = time.thread_time() + 0.002
-    while time.thread_time() < busy_until:
-        pass
-    time.sleep(0.05)
-"""
 SHELLS = {
     # How each is started, with no configuration but that of packages, and what it does first.
     "bash": (["bash", "--noprofile", "--norc", "-i"], ". /usr/share/bash-completion/bash_completion"),

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from guest_tools import (
     WRAPPER,
     install_files,
+    is_up_again,
     journal_after,
     journal_cursor,
     live_through,
@@ -79,10 +79,6 @@ labels = ["Description"]
 kind = "systemd"
 slices = ["{SLICE}"]
 labels = ["User", "Description"]
-
-[[source]]
-kind = "glob"
-pattern = "{SLICE}/delegated.service/*"
 """
 
 WORK = """
@@ -107,31 +103,6 @@ CPUQuota=200%
 User=nobody
 KillMode=control-group
 """
-DELEGATED = """
-import os, time
-def enter(root, unit):
-    child = os.path.join(root, unit, "child")
-    os.makedirs(child, exist_ok=True)
-    with open(os.path.join(child, "cgroup.procs"), "w") as file:
-        file.write(str(os.getpid()))
-    return child
-for root in ROOTS:
-    child = enter(root, "batch.slice/delegated.service")
-    if os.path.exists(os.path.join(root, "batch.slice/delegated.service/cgroup.subtree_control")):
-        try:
-            with open(os.path.join(root, "batch.slice/delegated.service/cgroup.subtree_control"), "w") as file:
-                file.write("+cpu")
-        except OSError:
-            pass
-    for name, value in (("cpu.max", "100000 100000"), ("cpu.cfs_quota_us", "100000")):
-        if os.path.exists(os.path.join(child, name)):
-            with open(os.path.join(child, name), "w") as file:
-                file.write(value)
-while True:
-    time.sleep(1)
-"""
-
-
 # ---- the layout
 
 
@@ -287,12 +258,7 @@ def install() -> dict[str, Any]:
     })  # fmt: skip
     write_file(PROGRAM, WRAPPER, 0o755)
     write_file("/usr/lib/work.py", f"PAUSE_S = {0.05 * SLOW}\n{WORK}")
-    write_file("/usr/lib/delegated.py", f"ROOTS = {ROOTS}\n{DELEGATED}")
     write_file(f"/etc/systemd/system/{UNIT}", WORK_UNIT)
-    write_file(
-        "/etc/systemd/system/delegated.service",
-        f"[Service]\nExecStart=/usr/bin/python3 /usr/lib/delegated.py\nSlice={SLICE}\nCPUQuota=150%\nDelegate=yes\n",
-    )
     write_file(
         "/etc/systemd/system/weighty.service",
         f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\nCPUQuota=100%\nCPUWeight=200\n",
@@ -311,7 +277,6 @@ def install() -> dict[str, Any]:
     answers += [systemctl("daemon-reload"), systemctl("start", UNIT)]
     return {
         "answers": answers,
-        "version": VERSION,
         "systemd": run("systemctl", "--version")["output"].splitlines()[0],
         "verify": run("systemd-analyze", "verify", "--man=no", AGENT),
         "check": run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
@@ -414,93 +379,21 @@ def back_to_normal() -> dict[str, Any]:
     }
 
 
-def outranked() -> dict[str, Any]:
-    """A drop-in of the operator that sorts after that of our property: systemd gives the unit its quota at a reload."""
-    settle()
-    write_file(f"/etc/systemd/system/{UNIT}.d/override.conf", "[Service]\nCPUQuota=200%\n")
-    seen = []
-    for _ in range(2):
-        systemctl("daemon-reload")
-        seen.append({"again_s": wait(lambda: has_quota(FLOOR_US), PATIENCE_S), **look()})
-    Path(f"/etc/systemd/system/{UNIT}.d/override.conf").unlink()
-    systemctl("daemon-reload")
-    return {"seen": seen, "settled_s": settle()}
-
-
-def by_hand() -> dict[str, Any]:
-    """Somebody writes the file: written over, and systemd still believes in the agent's limit."""
-    settle()
-    write_quota(f"{SLICE}/{UNIT}", 15_000)
-    again_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
-    return {"again_s": again_s, **look()}
-
-
-def is_up_again(pid: str) -> bool:
-    """Whether the agent has another process than ``pid`` and is ready."""
-    return show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active"
-
-
 def kill() -> dict[str, Any]:
     """kill -9 of the agent: how long until the unit has its quota again."""
     settle()
     pid = show(AGENT, "MainPID")
     run("systemctl", "kill", "--signal", "KILL", AGENT)
-    began_s = time.monotonic()
     full_s = wait(is_full, PATIENCE_S)
     property_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
-    up_s = wait(lambda: is_up_again(pid), 2 * PATIENCE_S)
+    up_s = wait(lambda: is_up_again(AGENT, pid), 2 * PATIENCE_S)
     return {
         "full_s": full_s,
         "property_s": property_s,
         "up_s": up_s,
-        "took_s": time.monotonic() - began_s,
         "lowered_s": wait(is_lowered, PATIENCE_S),
         **look(),
     }
-
-
-def namesakes() -> dict[str, Any]:
-    """The agent dies and nothing is put back. Before that is done by hand, one unit is restarted and comes with the
-    lowered limit, and another ends and a new one of its name comes with a quota of its own."""
-    name = "passing.service"
-
-    def pass_by(percent: int) -> dict[str, Any]:
-        return run(
-            "systemd-run", f"--unit={name}", f"--slice={SLICE}", f"--property=CPUQuota={percent}%", "sleep", "1000"
-        )
-
-    answers = [systemctl("start", AGENT), pass_by(200)]
-    settle()
-    lowered_s = wait(lambda: has_quota(FLOOR_US, name), PATIENCE_S)
-    alone = Path(f"/run/systemd/system/{AGENT}.d/alone.conf")
-    write_file(alone, "[Service]\nRestart=no\nExecStopPost=\n")
-    answers += [systemctl("daemon-reload"), systemctl("kill", "--signal", "KILL", AGENT)]
-    dead_s = wait(lambda: show(AGENT, "ActiveState") == "failed", PATIENCE_S)
-    answers += [systemctl("restart", UNIT), systemctl("stop", name), pass_by(100)]
-    before = {"work_us": quota_us(), "passing_us": quota_us(name)}
-    restored = run("cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml")
-    after = {"work": look(), "passing": look(name)}
-    alone.unlink()
-    answers += [systemctl("stop", name), systemctl("daemon-reload"), systemctl("start", AGENT)]
-    return {
-        "answers": answers, "lowered_s": lowered_s, "dead_s": dead_s, "before": before, "restored": restored, **after,
-    }  # fmt: skip
-
-
-def delegates() -> dict[str, Any]:
-    """What lies below a unit is written by file, and systemd leaves it alone."""
-    path = f"{SLICE}/delegated.service/child"
-    answer = systemctl("start", "delegated.service")
-    lowered_s = wait(lambda: read_quota(path) == FLOOR_US, PATIENCE_S)
-    systemctl("daemon-reload")
-    wait(lambda: False, 3 * CHECK_PERIOD_S)
-    fact = {
-        "answer": answer,
-        "lowered_s": lowered_s,
-        "quota_us": read_quota(path),
-        "drop_ins": drop_ins("delegated.service"),
-    }
-    return {**fact, "unit": job("delegated.service"), "child": job("child"), "unit_us": quota_us("delegated.service")}
 
 
 def weighs() -> dict[str, Any]:
@@ -552,25 +445,6 @@ def leaves() -> dict[str, Any]:
     }
 
 
-def without_bus() -> dict[str, Any]:
-    """The bus goes and comes back."""
-    start = systemctl("start", AGENT)
-    settle()
-    stop = systemctl("stop", "dbus.socket", "dbus.service")
-    noticed_s = wait(lambda: bool(job()["problems"]), PATIENCE_S)
-    fact = wake_up()
-    set_load(False)
-    lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
-    away = job()
-    back = systemctl("start", "dbus.socket", "dbus.service")
-    solved_s = wait(lambda: not job()["problems"], PATIENCE_S)
-    agreed_s = wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
-    return {
-        **fact, "start": start, "stop": stop, "noticed_s": noticed_s, "lowered_s": lowered_s, "away": away,
-        "back": back, "solved_s": solved_s, "agreed_s": agreed_s, **look(),
-    }  # fmt: skip
-
-
 def without_polkit() -> dict[str, Any]:
     """No rule: limits by file alone; what systemd puts back at a reload is written over, not taken for an order."""
     systemctl("stop", AGENT)
@@ -595,8 +469,8 @@ def without_polkit() -> dict[str, Any]:
 
 
 STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
-    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill,
-    namesakes, delegates, weighs, unlimited, leaves, without_bus, without_polkit,
+    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, kill, weighs, unlimited,
+    leaves, without_polkit,
 )  # fmt: skip
 
 if __name__ == "__main__":
