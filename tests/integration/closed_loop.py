@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
-import select
-import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 import psutil
 from commands import run_command
+from executor_contract import read_cores
 from scheduler_process import NO_BINDINGS, YT, clean_environment
 from waiting import SLOWNESS
 
 from cpumond.cluster import Cluster, ClusterNode, ClusterProcess
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import name_idle_parent
+from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies
 
 MIB = 2**20
@@ -198,14 +198,7 @@ class Loop(Cluster):
 
     def quota_cores(self, cgroup: str) -> float:
         """The quota of a cgroup; infinity where there is none."""
-        place = Path(self.hierarchies.cpu_root, cgroup)
-        if self.hierarchies.cpu_version == 2:
-            quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            quota, period = (
-                (place / name).read_text(encoding="ascii").strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            )
-        return float("inf") if quota in ("max", "-1") else int(quota) / int(period)
+        return read_cores(self.hierarchies, cgroup)
 
     def keeper_of(self, job: Mapping[str, Any]) -> int:
         """The process that keeps a living job: its parent."""
@@ -282,24 +275,12 @@ class CpuMeter:
 
     def read(self) -> None:
         """One look at all counters."""
-        places = self._cluster.hierarchies
-        parents = [each.cgroup_root for each in self._cluster.nodes]
-        for parent in (*parents, *map(name_idle_parent, parents)):
-            top = os.path.join(places.cpuacct_root, parent)
-            with contextlib.suppress(OSError):
-                for name in os.listdir(top):
-                    if os.path.isdir(os.path.join(top, name)):
-                        self._read_one(f"{parent}/{name}", os.path.join(top, name))
-
-    def _read_one(self, cgroup: str, place: str) -> None:
-        # It may have ended between the two looks.
-        with contextlib.suppress(OSError):
-            if self._cluster.hierarchies.cpu_version == 2:
-                with open(os.path.join(place, "cpu.stat"), encoding="ascii") as file:
-                    self.seconds[cgroup] = int(file.read().split()[1]) / 1e6
-            else:
-                with open(os.path.join(place, "cpuacct.usage"), encoding="ascii") as file:
-                    self.seconds[cgroup] = int(file.read()) / 1e9
+        for node in self._cluster.nodes:
+            tree = JobCgroupTree(self._cluster.hierarchies, node.cgroup_root)
+            for job_id in tree.list_job_ids():
+                used = tree.read_totals(job_id).cpu_seconds
+                if used is not None:  # it may have ended between the two looks
+                    self.seconds[tree.path(job_id)] = used
 
     def of(self, jobs: list[dict[str, Any]]) -> float:
         """What these jobs have used together."""
@@ -319,142 +300,95 @@ class Proxy:
 
     def __init__(self, find_target: Callable[[], str]) -> None:
         self._find_target = find_target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.mode: Network = "pass"
         self.delay_s = 0.0
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        self._pairs: list[_Pair] = []
-        self._late: list[tuple[float, _Pair, bytes]] = []
-        self._half_open = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._servers: set[asyncio.StreamWriter] = set()
+        self._lost: set[asyncio.StreamWriter] = set()
+        """Those of ``cut_half_open``."""
+        self._loop = asyncio.new_event_loop()
+        self._listener = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+        self._thread = threading.Thread(target=self._loop.run_forever)
 
     def __enter__(self) -> Proxy:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for pair in self._pairs:
-            pair.close()
+        self._loop.close()
+
+    async def _end(self) -> None:
         self._listener.close()
+        self.mode = "refuse"
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
 
     def cut_half_open(self) -> None:
         """All connections die without a word to the agent: its next request on one of them is never answered."""
-        self._half_open = True
+
+        def lose() -> None:
+            self._lost |= self._servers
+            for server in self._servers:
+                server.close()
+
+        self._loop.call_soon_threadsafe(lose)
 
     def heartbeats(self) -> list[dict[str, Any]]:
         """The bodies of the heartbeats that were passed on."""
         return [body for path, body in list(self.requests) if path == "/api/v1/heartbeats"]
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if self._half_open:
-                self._half_open = False
-                for pair in self._pairs:
-                    pair.lose_server()
-            mode = self.mode
-            self._send_late(mode)
-            ready = set(select.select(list(self._watched(mode)), [], [], 0.01)[0])
-            if self._listener in ready:
-                self._accept(mode)
-            for pair in self._pairs:
-                if mode == "refuse":
-                    pair.close()
-                if pair.client in ready:
-                    self._pass_request(pair)
-                if pair.server in ready:
-                    self._pass_answer(pair)
-            self._pairs = [pair for pair in self._pairs if not pair.closed]
+    async def _serve(self, requests: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        with contextlib.closing(client), contextlib.suppress(OSError):
+            while self.mode == "cut":
+                await asyncio.sleep(0.01)
+            host, _, port = self._find_target().rpartition(":")
+            answers, server = await asyncio.open_connection(host, int(port))
+            with contextlib.closing(server):
+                self._servers.add(server)
+                ways = [
+                    asyncio.create_task(self._pass_requests(requests, server)),
+                    asyncio.create_task(self._pass_answers(answers, server, client)),
+                ]
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                for way in ways:
+                    way.cancel()
+                self._servers.discard(server)
 
-    def _watched(self, mode: Network) -> Iterator[socket.socket]:
-        if mode != "cut":
-            yield self._listener
-            for pair in self._pairs:
-                yield pair.client
-                if pair.server is not None and mode != "no answers":
-                    yield pair.server
+    async def _receive(self, reader: asyncio.StreamReader, *held_by: Network) -> bytes:
+        """What comes next, once the network lets it through; nothing at the end."""
+        while self.mode != "refuse":
+            if self.mode in held_by:
+                await asyncio.sleep(0.01)
+                continue
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(reader.read(65_536), 0.02)
+        return b""
 
-    def _accept(self, mode: Network) -> None:
-        client, _ = self._listener.accept()
-        host, _, port = self._find_target().rpartition(":")
-        try:
-            if mode == "refuse":
-                raise ConnectionRefusedError
-            server = socket.create_connection((host, int(port)), 5.0)
-        except OSError:
-            client.close()
-            return
-        self._pairs.append(_Pair(client, server))
+    async def _pass_requests(self, requests: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        whole = b""
+        while data := await self._receive(requests, "cut"):
+            if server in self._lost:
+                continue
+            server.write(data)
+            whole += data
+            while b"\r\n\r\n" in whole:
+                head, _, rest = whole.partition(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: *(\d+)", head)
+                size = int(length[1]) if length else 0
+                if len(rest) < size:
+                    break
+                whole = rest[size:]
+                if size:
+                    self.requests.append((head.split()[1].decode(), json.loads(rest[:size])))
 
-    def _pass_request(self, pair: _Pair) -> None:
-        data = pair.receive(pair.client)
-        if not data:
-            pair.close()
-        elif pair.server is not None:
-            self.requests += pair.parse(data)
-            pair.send(pair.server, data)
-
-    def _pass_answer(self, pair: _Pair) -> None:
-        data = pair.receive(pair.server)
-        if not data:
-            pair.close()
-        elif self.delay_s:
-            self._late.append((time.monotonic() + self.delay_s, pair, data))
-        else:
-            pair.send(pair.client, data)
-
-    def _send_late(self, mode: Network) -> None:
-        now_s = time.monotonic()
-        due = [item for item in self._late if item[0] <= now_s and mode == "pass"]
-        self._late = [item for item in self._late if item not in due]
-        for _, pair, data in due:
-            pair.send(pair.client, data)
-
-
-class _Pair:
-    """A connection of the agent and its other half."""
-
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.client = client
-        self.server: socket.socket | None = server
-        self.closed = False
-        self._request = b""
-
-    def receive(self, sock: socket.socket | None) -> bytes:
-        try:
-            return b"" if sock is None or self.closed else sock.recv(65_536)
-        except OSError:
-            return b""
-
-    def send(self, sock: socket.socket | None, data: bytes) -> None:
-        try:
-            if sock is not None and not self.closed:
-                sock.sendall(data)
-        except OSError:
-            self.close()
-
-    def parse(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The POSTs that are whole now."""
-        self._request += data
-        while b"\r\n\r\n" in self._request:
-            head, _, rest = self._request.partition(b"\r\n\r\n")
-            length = re.search(rb"(?i)content-length: *(\d+)", head)
-            size = int(length[1]) if length else 0
-            if len(rest) < size:
-                return
-            self._request = rest[size:]
-            if size:
-                yield head.split()[1].decode(), json.loads(rest[:size])
-
-    def lose_server(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            self.server = None
-
-    def close(self) -> None:
-        self.closed = True
-        self.client.close()
-        self.lose_server()
+    async def _pass_answers(
+        self, answers: asyncio.StreamReader, server: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
+        while data := await self._receive(answers, "cut", "no answers"):
+            self._loop.call_later(self.delay_s, client.write, data)
+        while server in self._lost:
+            await asyncio.sleep(1.0)  # until the agent gives up

@@ -13,6 +13,12 @@ from unittest import mock
 
 from cpumond.cli import run
 
+AS_NOBODY = [
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"),
+]
+"""Before a command: the account ``nobody``, who may read this checkout wherever it is."""
+
 
 @contextlib.contextmanager
 def end_of_process() -> Iterator[None]:

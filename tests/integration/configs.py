@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from agent_process import AgentProcess
 from real_cgroups import CgroupTree
+from waiting import wait_until
 
 FLOOR = 0.1
 
@@ -16,11 +20,12 @@ QUICK = {
 """Each check decides by the last two: 2 cores are down at 0.1 after seven checks."""
 
 
-def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> None:
-    """Version 1 cgroups with a quota, 1.5 cores unless said."""
+def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> dict[str, dict[str, str]]:
+    """Cgroups with a quota, 1.5 cores unless said; what all of their files hold."""
     for name in names:
         cgroups.make(name)
         cgroups.write(name, "quota_us", quota_us)
+    return {name: cgroups.read_all(name) for name in names}
 
 
 def at_floor(cgroups: CgroupTree, *names: str) -> bool:
@@ -52,3 +57,9 @@ def describe_agent(
     managed = f'managed_roots = ["{tree.top if roots is None else roots}"]\n'
     # The node is shared and checks are many: no check is left out for the agent's own cost.
     return f"{managed}[monitor]\n{section}{found}\n{rescan}[cost]\ncpu_budget_ratio = 0.0\n{more}"
+
+
+def lower(agent: AgentProcess, cgroups: CgroupTree, *names: str, **options: Any) -> None:
+    """Start the agent, with options of ``describe_agent``, and wait until it has lowered these limits to the floor."""
+    agent.start(describe_agent(cgroups, **options))
+    wait_until(lambda: at_floor(cgroups, *names), "the quotas are down at the floor")
