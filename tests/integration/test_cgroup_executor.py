@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from executor_contract import ExecutorContract, Rig, read_cores
 from waiting import wait_until
 
-from cpumond.core.errors import CreateError
+from cpumond.core.errors import CpumondError, CreateError
 from cpumond.core.job_cgroups import IDLE_NAME, name_idle_parent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
@@ -43,14 +44,8 @@ def make_root_name(kind: str) -> str:
 
 def find_keepers(runtime_dir: Path) -> list[int]:
     """The keepers of a directory, by their command lines; nothing else is ever touched."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-                if os.fsencode(keeper.PROGRAM) in words and os.fsencode(runtime_dir) in words:
-                    found.append(int(name))
-    return found
+    words = {keeper.PROGRAM, str(runtime_dir)}
+    return [each.pid for each in psutil.process_iter(["cmdline"]) if words <= {*(each.info["cmdline"] or ())}]
 
 
 def remove_root(hierarchies: Hierarchies, root: str) -> None:
@@ -149,14 +144,18 @@ def test_cgroups_that_the_job_made_go_with_it(rig):
     rig.assert_nothing_left(job_id)
 
 
-def test_a_directory_that_is_not_there_is_the_nodes_fault(rig):
-    launch = rig.describe(["true"])
-    os.rmdir(launch.directory)
+def test_what_is_no_fault_of_the_job(rig):
+    without_place, without_cgroup = rig.describe(["true"]), rig.describe(["true"], job_id="x" * 250)
+    os.rmdir(without_place.directory)
+    for launch, words in ((without_place, without_place.directory), (without_cgroup, "cgroup")):
+        rig.executor.start(launch)
+        event = rig.wait(NotStarted, launch.job_id)
+        assert (event.node_fault, words in event.problem) == (True, True)
+        assert launch.job_id not in rig.cgroups.list_job_ids()
+    launch = rig.describe(["sleep", "1000"])
     rig.executor.start(launch)
-    event = rig.wait(NotStarted, launch.job_id)
-    assert event.node_fault
-    assert launch.directory in event.problem
-    assert launch.job_id not in rig.cgroups.list_job_ids()
+    with pytest.raises(CpumondError, match="already"):
+        rig.executor.start(launch)
 
 
 def test_the_keeper_is_killed_while_jobs_run(rig):

@@ -6,28 +6,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from closed_loop import WAIT_S, WORKER, Loop
 from configs import QUICK
+from executor_contract import read_settings
 from yt import yson
 
+from cpumond.host.cgroup import open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.monitor.model import CpuReading
 
 pytestmark = pytest.mark.cgroup
 
 KEPT = "{enable_cpu_reclaim=%false}"
 WINDOW_S = 0.5
-CPU = min(os.sched_getaffinity(0))
-SLEEP = ("-S", "-c", "import time; time.sleep(1000)")
 SPIN = ("-S", "-c", "while True: pass")
-PINNED = ("-S", "-c", f"import os\nos.sched_setaffinity(0, [{CPU}])\nwhile True: pass")
 
 
 @pytest.fixture(scope="module")
@@ -68,29 +66,30 @@ class Kernel:
     """What the kernel says of one job."""
 
     def __init__(self, loop: Loop, job: dict[str, Any]) -> None:
-        self.loop, self.job, self.version = loop, job, loop.hierarchies.cpu_version
-        self.place = Path(loop.hierarchies.cpu_root, job["cgroup"])
+        self.loop, self.job = loop, job
         self._first = self._before = (time.monotonic(), self.used_s())
 
-    def used_s(self) -> float:
-        if self.version == 1:
-            return int(Path(self.loop.hierarchies.cpuacct_root, self.job["cgroup"], "cpuacct.usage").read_text()) / 1e9
-        return self._stat()["usage_usec"] / 1e6
+    def read(self) -> CpuReading:
+        cgroup = open_cgroup(self.loop.hierarchies, self.job["cgroup"])
+        assert cgroup is not None
+        with contextlib.closing(cgroup):
+            reading = cgroup.read(0.0)
+        assert reading is not None
+        return reading
 
-    def _stat(self) -> dict[str, int]:
-        lines = (self.place / "cpu.stat").read_text().splitlines()
-        return {name: int(value) for name, value in map(str.split, lines)}
+    def used_s(self) -> float:
+        return self.read().total_cpu_s
 
     def throttled(self) -> int:
-        return self._stat().get("nr_throttled", 0)
+        return self.read().nr_throttled
 
     def quota_cores(self) -> float:
         return self.loop.quota_cores(self.job["cgroup"])
 
     def weight_cores(self) -> float:
         """Its weight, as cores that the weight stands for."""
-        name, unit = ("cpu.weight", 100) if self.version == 2 else ("cpu.shares", 1024)
-        return int((self.place / name).read_text()) / unit
+        is_v2 = self.loop.hierarchies.cpu_version == 2
+        return read_settings(self.loop.hierarchies, self.job["cgroup"]).weight / (100 if is_v2 else 1024)
 
     def average_cores(self) -> float:
         """What it has used since this was made."""
@@ -149,29 +148,6 @@ def test_cpu_1_5_who_has_a_ceiling_is_held_back_and_who_has_none_is_not(loop, st
         for name in ceilings:
             loop.wait(lambda name=name: kernel[name].throttled() > 20, f"{name} is held back", WAIT_S)
             assert kernel[name].average_cores() < 0.12
-
-
-def test_cpu_2_6_jobs_share_a_core_by_their_orders_and_without_reclaim_nothing_falls(loop, started):
-    loop.yt("set", "//sys/pool_trees/default/@set_container_cpu_limit", "%false")
-    jobs = start(
-        loop, started, "p", KEPT, small=(0.2, PINNED, None), large=(0.6, PINNED, None), idle=(1.5, SLEEP, None)
-    )
-    kernel = {name: Kernel(loop, job) for name, job in jobs.items()}
-    with first_in_line(loop):
-        first = {name: kernel[name].used_s() for name in ("small", "large")}
-        loop.wait(lambda: kernel["large"].used_s() > first["large"] + 1.0, "the two have shared a core", WAIT_S)
-        small, large = (kernel[name].used_s() - first[name] for name in ("small", "large"))
-    print(f"two jobs of 0.6 and 0.2 on one core: {large / small:.2f} to 1")
-    assert 2.5 < large / small < 3.5, "3 to 1, whatever else runs on that core"
-
-    def is_low_in_shadow() -> bool:
-        [told] = [each for each in loop.nodes[0].get("/v1/status")["jobs"] if each["job_id"] == jobs["idle"]["id"]]
-        return bool(told["monitor_cpu_limit"] < 0.5 and told["current_cpu_limit"] == 1.5)
-
-    loop.wait(is_low_in_shadow, "the monitor would lower the idle one", WAIT_S)
-    for name, job in jobs.items():
-        assert (kernel[name].weight_cores(), kernel[name].quota_cores()) == (in_cores(job["cpu_limit"]), math.inf)
-    assert loop.get("/api/v1/trees/default/pools/p")["usage"]["cpu"] == pytest.approx(2.3)
 
 
 @pytest.mark.parametrize("ceiling", [False, True])

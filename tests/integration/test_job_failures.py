@@ -1,6 +1,6 @@
 """What becomes of operations whose jobs fail, are interrupted or must not run twice: real jobs, by `yt`.
 
-Scenarios FOJR-, SUSP-, RCJ-, TIME-, INT- of options that come from YTsaurus (semantics.md 3.6, 3.8).
+Scenarios FOJR-1, SUSP-1, TIME-1, INT-1 and INT-2 of options that come from YTsaurus (semantics.md 3.6, 3.8).
 """
 
 from __future__ import annotations
@@ -116,38 +116,14 @@ def test_a_job_that_is_interrupted_by_its_own_signal(
     loop.await_no_jobs()
 
 
-def retry(loop: Loop, command: str, *rules: str) -> str:
-    """An operation of one job that may fail once, with a retry policy; the id."""
-    options = [word for rule in rules for word in ("--retry", rule)]
-    words = ("--pool", "p", "--cpu-limit", "0.2", "--memory", "24M", "--set", "max_failed_job_count=1")
-    return loop.run("operation", "start", *words, *options, "--", "sh", "-c", command).stdout.split()[-1]
-
-
 def test_a_job_that_ran_out_of_memory_is_started_again_with_more(loop: Loop, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    rule = "oom:2,memory_growth=4"
-    operation = retry(loop, f"echo $YT_JOB_COOKIE >> {ran}; head -c 50000000 /dev/zero | tail > /dev/null", rule)
+    rule, words = "oom:2,memory_growth=4", ("--pool", "p", "--cpu-limit", "0.2", "--memory", "24M")
+    options = (*words, "--set", "max_failed_job_count=1", "--retry", rule)
+    command = f"echo $YT_JOB_COOKIE >> {ran}; head -c 50000000 /dev/zero | tail > /dev/null"
+    operation = loop.run("operation", "start", *options, "--", "sh", "-c", command).stdout.split()[-1]
     loop.await_state(operation, "completed")
     assert lines(ran) == ["0", "0"]
     [note] = loop.operation(operation)["retried"]
     assert f"out of memory; rule {rule} started it again at once with 0.09 GiB, 1 retry left" in note
     assert note in loop.run("operation", "show", operation).stdout
-
-
-def test_an_exit_code_is_retried_after_a_wait_and_another_fails_at_once(loop: Loop, tmp_path: Path) -> None:
-    ran, rules = tmp_path / "ran", ("exit=75:3,delay=2s", "exit=2:fail")
-    again = retry(loop, f"date +%s%N >> {ran}; [ $(wc -l < {ran}) = 2 ] || exit 75", *rules)
-    at_once = retry(loop, "exit 2", *rules)
-    waits = retry(loop, "exit 7", "exit:1,delay=1h")
-    loop.await_state(at_once, "failed")
-    assert "(exit code 2), and retry rule exit=2:fail fails the operation at once" in loop.operation(at_once)["error"]
-    loop.await_state(again, "completed")
-    first, second = map(int, lines(ran))
-    assert second - first >= 2e9
-    loop.wait(lambda: loop.operation(waits)["next_retry"], "its job waits", WAIT_S)
-    loop.scheduler.kill()
-    loop.scheduler.start()
-    loop.wait(lambda: loop.operation(waits)["next_retry"], "it waits after a restart, too", WAIT_S)
-    assert "more) because of retry rule exit:1,delay=1h" in loop.run("operation", "why", waits).stdout
-    loop.abort(waits)
-    loop.await_no_jobs()

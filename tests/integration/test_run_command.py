@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import test_every_command as every
 from commands import run_command
+from executor_contract import read_cores
 from scheduler_process import terminal_environment
 
 from cpumond.cluster import Cluster
@@ -169,20 +170,6 @@ def test_it_outlives_a_scheduler_that_is_killed(environment, cluster, tmp_path):
     assert (process.returncode, rest) == (0, "ended\n"), told
 
 
-def test_a_specification_in_a_file_and_options_over_it(environment, tmp_path):
-    """Its other forms are in ``tests/unit/cli/scheduler/test_operation_commands.py``."""
-    path = tmp_path / "spec.toml"
-    path.write_text('pool = "p"\n[tasks.main]\njob_count = 1\ncpu_limit = 0.1\ncommand = "exit 3"\n')
-    more = ("--set", "max_failed_job_count=1")
-    started = cpumond(environment, "operation", "start", "-f", str(path), "--title", "from a file", *more)
-    assert started.returncode == 0, started.stderr
-    operation = started.stdout.strip()
-    waited = cpumond(environment, "operation", "wait", operation)
-    assert waited.returncode == 1, waited.stderr
-    assert f"operation {operation} is failed" in waited.stdout
-    assert "from a file" in cpumond(environment, "operation", "show", operation).stdout
-
-
 def test_a_wait_ends_by_the_state_or_the_time_out(environment):
     started = cpumond(environment, "operation", "start", "--pool", "p", "--cpu-limit", "0.1", "--", "sleep", "1000")
     operation = started.stdout.strip()
@@ -191,6 +178,9 @@ def test_a_wait_ends_by_the_state_or_the_time_out(environment):
     cpumond(environment, "operation", "abort", operation)
     assert cpumond(environment, "operation", "wait", operation).returncode == 2
     assert cpumond(environment, "operation", "wait", "none").returncode == 67
+    options = ("--pool", "p", "--cpu-limit", "0.1", "--set", "max_failed_job_count=1")
+    failing = cpumond(environment, "operation", "start", *options, "--", "false").stdout.strip()
+    assert cpumond(environment, "operation", "wait", failing).returncode == 1
 
 
 def test_a_log_is_followed_to_the_end_of_its_job(environment):
@@ -248,3 +238,25 @@ def test_top_of_the_agent_fits(names, environment):
         assert [line for line in every.without_colour(shown).split("\n") if every.width(line) > columns] == []
         assert names["job"] in shown
     every.check_json("top", ["top", "--once"], environment)
+
+
+def test_a_job_is_explained_and_pinned_at_the_scheduler_as_on_its_node(names, environment, cluster, hierarchies):
+    ids = names["operation"], names["job"]
+    path = f"/api/v1/operations/{ids[0]}/jobs/{ids[1]}/explain"
+    node = next(node for node in cluster.nodes if node.control_socket == environment["CPUMOND_SOCKET"])
+    told, own = cluster.get(path), node.get(f"/v1/jobs/{ids[1]}/explain")
+    assert told.keys() == own.keys()
+    same = ("job_id", "operation_id", "cgroup", "mode", "cpu_limit", "job_cpu_monitor", "directory", "source")
+    assert {name: told[name] for name in same} == {name: own[name] for name in same}
+    shown = cpumond(environment, "operation", "explain", *ids).stdout
+    assert shown.startswith(f"The limit of {ids[1]} is ")
+    assert "started by the scheduler: pool p, task main" in shown
+    pinned = cpumond(environment, "operation", "pin", *ids, "--cpu-limit", "0.17")
+    assert pinned.stdout == f"job {ids[1]} is pinned at 0.17 cores until `cpumond operation unpin`\n", pinned.stderr
+    assert read_cores(hierarchies, names["cgroup"]) == pytest.approx(0.17)
+    told = cluster.get(path)
+    assert (told["status"], told["pinned_cpu_limit"], told["pinned_until"]) == ("pinned", 0.17, None)
+    assert f"an operator pinned it until `cpumond operation unpin {ids[0]} {ids[1]}`." in told["why"]
+    freed = cpumond(environment, "operation", "unpin", *ids)
+    assert (freed.returncode, freed.stdout) == (0, f"job {ids[1]} is managed by the monitor again\n")
+    assert cluster.get(path)["pinned_cpu_limit"] is None
