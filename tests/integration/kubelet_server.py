@@ -131,8 +131,6 @@ def make_pod(
             "name": name,
             "namespace": namespace,
             "uid": uid or "-".join(secrets.token_hex(size) for size in (4, 2, 2, 2, 6)),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "annotations": {"kubernetes.io/config.source": "api"},
         },
         "spec": {
             "nodeName": "test-node",
@@ -147,10 +145,7 @@ def make_pod(
             "containerStatuses": [
                 {
                     "name": each,
-                    "ready": True,
-                    "restartCount": 0,
                     "image": f"registry.example/{each}:1",
-                    "imageID": "sha256:0",
                     "containerID": f"containerd://{secrets.token_hex(32)}",
                     "state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}},
                     "resources": limits(cores),

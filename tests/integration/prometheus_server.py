@@ -36,7 +36,6 @@ class Prometheus:
                     f"--config.file={config_path}",
                     f"--storage.tsdb.path={directory / 'data'}",
                     f"--web.listen-address=127.0.0.1:{self.port}",
-                    "--enable-feature=exemplar-storage",
                     "--log.level=warn",
                 ],
                 stdin=subprocess.DEVNULL,

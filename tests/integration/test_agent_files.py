@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
-from configs import at_floor, describe_agent, make
+from configs import at_floor, lower, make
 from real_cgroups import CgroupTree
 from waiting import wait_until
 
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.cgroup
 def lowered(cgroups: CgroupTree, agent: AgentProcess) -> AgentProcess:
     """An agent that holds two limits down."""
     make(cgroups, "a", "b")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    lower(agent, cgroups, "a", "b")
     return agent
 
 
@@ -82,8 +81,7 @@ def test_restore_says_that_it_cannot_know(cgroups, lowered):
 def test_another_agent_that_came_meanwhile_keeps_its_files(cgroups, agent, tmp_path):
     """It began where nothing told of the first; the first one puts its limits back and goes."""
     make(cgroups, "a")
-    agent.start(describe_agent(cgroups, check_period="1s"))
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor", 30)
+    lower(agent, cgroups, "a", check_period="1s")
     agent.send_signal(signal.SIGSTOP)
     remove(agent, "run", "state")
     second = AgentProcess(tmp_path)
@@ -121,8 +119,7 @@ def test_a_second_restore_undoes_nothing_where_the_file_cannot_be_written(cgroup
     for name in ("state",) if disk == "read-only" else ("state", "run"):
         (mounted / name).mkdir()
         (agent.directory / name).symlink_to(mounted / name)
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "j0", "j59"), "the quotas are down at the floor")
+    lower(agent, cgroups, "j0", "j59")
     kill(agent)
     if disk == "read-only":
         subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)

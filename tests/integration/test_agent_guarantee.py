@@ -10,6 +10,7 @@ import pytest
 from agent_process import AgentProcess
 from asyncinotify import Inotify, Mask
 from closed_loop import WAIT_S, Loop
+from commands import AS_NOBODY
 from configs import FLOOR, QUICK, describe_agent, describe_source, make
 from real_cgroups import CgroupTree
 from waiting import wait_until
@@ -45,12 +46,10 @@ class Writes:
 
 def test_it_needs_no_right_to_the_cgroups_and_leaves_no_trace(cgroups, tmp_path):
     """The agent runs as an account that may read and nothing else; it is killed, and ends, as it likes."""
-    make(cgroups, "idle", "busy")
-    found = {name: cgroups.read_all(name) for name in ("idle", "busy")}
+    found = make(cgroups, "idle", "busy")
     os.chown(tmp_path, NOBODY, NOBODY)
     agent = AgentProcess(tmp_path)
-    caps = "--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"  # to read this checkout
-    agent.prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *caps]
+    agent.prefix = AS_NOBODY
     load = cgroups.start_load("busy", 2)
     try:
         config = describe_agent(cgroups, monitor=GUARANTEE, roots="elsewhere")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from agent_process import AgentProcess, free_port
 from configs import describe_agent, make
 from real_cgroups import CgroupTree
+from test_agent_api import Host
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import make_v2_host, v2_cgroup
 
 
 def page(port: int) -> str:
@@ -30,26 +29,16 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Res
 
 
 def count_listeners(agent: AgentProcess) -> int:
-    """TCP sockets that the agent's process listens on, each once however many descriptors it has."""
+    """TCP addresses that the agent's process listens on."""
     assert agent.process is not None
-    with open(f"/proc/{agent.process.pid}/net/tcp", encoding="ascii") as file:
-        listening = {line.split()[9] for line in file.readlines()[1:] if line.split()[3] == "0A"}
-    links = set()
-    for place in Path(f"/proc/{agent.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            links.add(os.readlink(place))
-    return len(listening & {link.removeprefix("socket:[").rstrip("]") for link in links})
+    connections = psutil.Process(agent.process.pid).net_connections("tcp")
+    return len({each.laddr for each in connections if each.status == psutil.CONN_LISTEN})
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> str:
     """The configuration for a fake hierarchy with two jobs."""
-    jobs = {name: v2_cgroup(quota="400000 100000") for name in ("job0", "job1")}
-    mountinfo = make_v2_host(tmp_path / "host", {"jobs": {**v2_cgroup(), **jobs}})
-    return (
-        f'mountinfo = "{mountinfo}"\nmanaged_roots = ["jobs"]\n[monitor]\nmode = "reclaim"\ncheck_period = 100\n'
-        '[[source]]\nkind = "glob"\npattern = "jobs/job*"\ncpu_limit = 4.0\n'
-    )
+    return Host(tmp_path / "host", 2).config
 
 
 def test_it_has_an_address_of_its_own(agent: AgentProcess, fake: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from agent_process import AgentProcess
-from configs import at_floor, describe_agent, make
+from configs import lower, make
 from real_cgroups import CgroupTree, LoadProcess
 from waiting import wait_until
 
@@ -58,8 +58,7 @@ def start_load(cgroups: CgroupTree, unified: str) -> Iterator[LoadProcess]:
 def test_a_job_whose_threads_wait_gets_its_full_limit_back(cgroups: CgroupTree, agent: AgentProcess, unified: str):
     options = {"throttle_restore_ratio": "0.0", "pressure_restore_ratio": "0.5"}
     with start_load(cgroups, unified) as load:
-        agent.start(describe_agent(cgroups, monitor=options))
-        wait_until(lambda: at_floor(cgroups, "sleeper"), "the quota is down at the floor")
+        lower(agent, cgroups, "sleeper", monitor=options)
         load.burn(float(THREADS))
         wait_until(lambda: cgroups.quota_cores("sleeper") == 1.5, "the full limit is back", 20)
         explained = agent.request("GET", "/v1/jobs/sleeper/explain").json()

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from configs import at_floor, describe_agent, describe_source
+from configs import at_floor, describe_agent, describe_source, lower
 from real_cgroups import CgroupTree
 from waiting import wait_until
 
@@ -40,8 +40,7 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     light.burn(0.02)
     busy.burn(1.0)
     before = cgroups.read_all("light")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "light", "idle"), "both quotas are down at the floor")
+    lower(agent, cgroups, "light", "idle")
 
     def shown() -> dict[str, Any] | None:
         """The job, as long as its limit is the one in the file and not the full one: a host that is busy throttles."""
@@ -70,8 +69,7 @@ def test_the_agents_own_cgroup_is_known_in_a_cgroup_namespace(cgroups, agent, na
     procs = [os.path.join(root, cgroups.top, "own", "cgroup.procs") for root in cgroups.roots]
     enter = "".join(f"echo $$ > {file} && " for file in procs)
     agent.prefix = ["sh", "-c", f'{enter} exec unshare {" ".join(namespace)} "$@"', "sh"]
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "other"), "the other cgroup is down")
+    lower(agent, cgroups, "other")
     assert agent.job("own")["refused"] == "this program itself runs in it"
     assert cgroups.quota_cores("own") == 1.5
 
@@ -95,8 +93,7 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
     cgroups.make("sleeper")
     set_limit(cgroups, "sleeper", 200_000)
     load = cgroups.start_load("sleeper", 2)
-    agent.start(describe_agent(cgroups, check_period="1s"))
-    wait_until(lambda: at_floor(cgroups, "sleeper"), "the quota is down at the floor")
+    lower(agent, cgroups, "sleeper", check_period="1s")
 
     def count_checks() -> int:
         counts = agent.get("/v1/status")["counters"]["decisions"]
@@ -247,7 +244,3 @@ def test_restore_is_harmless_and_there_is_one_agent_only(cgroups, agent, tmp_pat
         assert (done.returncode, done.stderr) == (0, "")
         assert expected in done.stdout
         assert cgroups.read_all("a") == found
-    # What was put back is no agent's any more: a limit of somebody else stays.
-    cgroups.write("a", "quota_us", 70_000)
-    assert agent.run("restore").returncode == 0
-    assert cgroups.read("a", "quota_us") == "70000"

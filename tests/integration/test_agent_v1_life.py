@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
-from configs import at_floor, describe_agent, describe_source, make
+from configs import at_floor, describe_agent, describe_source, lower, make
 from real_cgroups import CgroupTree
 from waiting import wait_until
 
@@ -36,8 +36,7 @@ def no_errors(agent: AgentProcess) -> bool:
 def test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job(cgroups, agent):
     make(cgroups, "a", "b")
     # Without rescans in the time of the test: the kernel says what comes and goes.
-    agent.start(describe_agent(cgroups, more='[discovery]\nrescan_period = "1h"\n'))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    lower(agent, cgroups, "a", "b", more='[discovery]\nrescan_period = "1h"\n')
     cgroups.remove("a")
     wait_until(lambda: list_jobs(agent) == ["b"], "the job is dropped")
     # Removed and made again between two ticks, with a limit of its own that must not be taken for a lowered one.
@@ -58,8 +57,7 @@ def test_a_limit_is_put_back_where_only_the_counters_of_its_cgroup_go(cgroups, a
     if len(cgroups.roots) == 1:
         pytest.skip("needs cpu and cpuacct mounted apart")
     make(cgroups, "a")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    lower(agent, cgroups, "a")
     counters = os.path.join(cgroups.hierarchies.cpuacct_root, cgroups.top, "a")
     Path(counters, "../cgroup.procs").write_text(Path(counters, "cgroup.procs").read_text())
     os.rmdir(counters)
@@ -132,12 +130,11 @@ def in_namespace(agent: AgentProcess, mounts: str) -> None:
 
 
 def test_on_a_full_disk_no_cgroup_is_changed_and_it_is_said(cgroups, agent, tmp_path):
-    make(cgroups, "a", "b")
+    found = make(cgroups, "a", "b")
     full_disk = tmp_path / "state"
     full_disk.mkdir()
     ballast = f'head -c 4096 /dev/zero > "{full_disk}/ballast"'
     in_namespace(agent, f'mount -t tmpfs -o size=4k none "{full_disk}" && {ballast}')
-    found = {name: cgroups.read_all(name) for name in ("a", "b")}
     agent.start(describe_agent(cgroups))
     wait_until(lambda: agent.job("a")["last_result"] == "failed", "the first change fails")
     tick = agent.get("/v1/status")["tick"]
@@ -159,10 +156,8 @@ def test_on_a_full_disk_no_cgroup_is_changed_and_it_is_said(cgroups, agent, tmp_
 
 @pytest.mark.parametrize("damage", ["brackets", "copy only"])
 def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_path, damage):
-    make(cgroups, "a")
-    found = cgroups.read_all("a")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    found = make(cgroups, "a")["a"]
+    lower(agent, cgroups, "a")
     agent.stop(signal.SIGKILL)
     if damage == "copy only":
         (tmp_path / "state" / "originals.state").write_bytes(b"")
@@ -223,8 +218,7 @@ def run_as_nobody(command: str, config: Path) -> subprocess.CompletedProcess[str
      ("state file", "originals.state")],
 )  # fmt: skip
 def test_missing_rights_are_one_sentence_and_code_77(cgroups, public, missing, text):
-    make(cgroups, "a")
-    found = cgroups.read_all("a")
+    found = make(cgroups, "a")["a"]
     config = write_public(public, cgroups, 0o600 if missing == "config" else 0o644)
     nobody = 65534
     if missing in ("state", "state file"):
@@ -246,8 +240,7 @@ def test_missing_rights_are_one_sentence_and_code_77(cgroups, public, missing, t
 
 
 def test_cgroups_that_cannot_be_written_are_said_now_and_then_and_reported_as_they_are(cgroups, agent):
-    make(cgroups, "a")
-    found = cgroups.read_all("a")
+    found = make(cgroups, "a")["a"]
     root = cgroups.hierarchies.cpu_root
     in_namespace(agent, f'mount --bind "{root}" "{root}" && mount -o remount,bind,ro "{root}"')
     agent.start(describe_agent(cgroups, more='[writes]\ndrift_backoff = "10m"\n'))

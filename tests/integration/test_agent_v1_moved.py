@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from commands import run_command
-from configs import at_floor, describe_agent, describe_source, make
+from configs import at_floor, describe_source, lower, make
 from real_cgroups import CgroupTree
 from waiting import wait_until
 
@@ -68,8 +68,7 @@ def lowered(cgroups: CgroupTree, agent: AgentProcess) -> AgentProcess:
     """An agent that has lowered ``a`` (1.5 cores) and ``b`` (1.2 cores)."""
     make(cgroups, "a")
     make(cgroups, "b", quota_us=120_000)
-    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/?")))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "the quotas are down at the floor")
+    lower(agent, cgroups, "a", "b", sources=describe_source(f"{cgroups.top}/?"))
     return agent
 
 
@@ -127,8 +126,7 @@ def enter(agent: AgentProcess, *command: str) -> None:
 def test_limits_go_back_though_the_agent_cannot_see_the_mount_any_more(cgroups, agent, case):
     make(cgroups, "a", "b")
     agent.prefix = NAMESPACE
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "the quotas are down at the floor")
+    lower(agent, cgroups, "a", "b")
     enter(agent, *COVERS[case](cgroups))
     assert agent.stop() == 0
     assert find_quotas(cgroups) == {"a": "150000", "b": "150000"}
@@ -138,8 +136,7 @@ def test_limits_go_back_though_the_agent_cannot_see_the_mount_any_more(cgroups, 
 def test_a_covered_mount_is_said_nothing_is_lowered_and_it_goes_on_when_it_is_back(cgroups, agent):
     make(cgroups, "a", "b")
     agent.prefix = NAMESPACE
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "the quotas are down at the floor")
+    lower(agent, cgroups, "a", "b")
     root = cgroups.hierarchies.cpu_root
     enter(agent, "mount", "-t", "tmpfs", "none", root)
     wait_until(lambda: any(root in text for text in agent.get("/v1/status")["problems"]), "the status says it")
@@ -161,8 +158,7 @@ def test_a_covered_mount_is_said_nothing_is_lowered_and_it_goes_on_when_it_is_ba
 @pytest.mark.parametrize("case", ["unmounted", "covered below"])
 def test_restore_says_what_it_cannot_see_keeps_it_and_does_it_later(cgroups, agent, case):
     make(cgroups, "a", "b")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "the quotas are down at the floor")
+    lower(agent, cgroups, "a", "b")
     agent.stop(signal.SIGKILL)
 
     def blind(command: str) -> subprocess.CompletedProcess[str]:

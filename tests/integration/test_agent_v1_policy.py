@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from agent_process import AgentProcess
-from configs import FLOOR, at_floor, describe_agent, describe_source, make
+from configs import FLOOR, at_floor, describe_agent, describe_source, lower, make
 from waiting import wait_until
 
 pytestmark = pytest.mark.cgroup
@@ -17,10 +17,6 @@ def wait_checks(agent: AgentProcess, number: int = 4) -> None:
     """Wait until some more ticks are over."""
     begin = agent.get("/v1/status")["tick"]
     wait_until(lambda: agent.get("/v1/status")["tick"] >= begin + number, f"{number} more ticks")
-
-
-def wait_status(agent: AgentProcess, job: str, status: str) -> None:
-    wait_until(lambda: agent.job(job)["status"] == status, f"{job} is {status}")
 
 
 # ---- quotas above
@@ -34,8 +30,7 @@ def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
     cgroups.write("group/odd", "period_us", 33_333)
     make(cgroups, "late", quota_us=-1)
     sources = describe_source(f"{cgroups.top}/group/*", 2) + describe_source(f"{cgroups.top}/late", 2)
-    agent.start(describe_agent(cgroups, sources=sources))
-    wait_until(lambda: at_floor(cgroups, "group/free", "group/odd", "late"), "all quotas are down at the floor")
+    lower(agent, cgroups, "group/free", "group/odd", "late", sources=sources)
     ids = {job["cgroup"].rpartition("/")[2]: job["job_id"] for job in agent.get("/v1/status")["jobs"]}
     bounds = agent.request("GET", f"/v1/jobs/{ids['free']}/explain").json()["bounds"]
     assert (bounds["cap"], bounds["ancestor_cap"], bounds["ancestor"]) == (0.9, 0.9, f"{cgroups.top}/group")
@@ -72,8 +67,7 @@ def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_late
     make(cgroups, "group/a", quota_us=150_000)
     cgroups.write("group/a", "burst_us", 120_000)
     found = cgroups.read_all("group/a")
-    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/group/*")))
-    wait_until(lambda: at_floor(cgroups, "group/a"), "the quota is down at the floor")
+    lower(agent, cgroups, "group/a", sources=describe_source(f"{cgroups.top}/group/*"))
     cgroups.write("group", "quota_us", 80_000)
     assert agent.stop() == 69
     assert cgroups.quota_cores("group/a") == 0.8
@@ -96,8 +90,7 @@ def test_foreign_raises_above_what_was_found_outlive_the_agent(cgroups, agent):
     make(cgroups, *kept)
     for name in kept:
         cgroups.write(name, "burst_us", 100_000)
-    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "1s"\n'))
-    wait_until(lambda: at_floor(cgroups, *kept), "the quotas are down at the floor")
+    lower(agent, cgroups, *kept, more='[writes]\noverride_ttl = "1s"\n')
     for name, quota_us in kept.items():
         cgroups.write(name, "quota_us", quota_us)
     wait_until(lambda: len(agent.events("foreign_write")) == len(kept), "they are noticed")
@@ -144,8 +137,7 @@ def test_what_an_engine_orders_holds_down_and_up_and_is_put_back_in_the_end(cgro
 def test_orders_that_no_agent_saw_before_it_was_killed_are_kept(cgroups, agent, then):
     orders = {"a": 3_000, "b": 60_000, "c": 149_000}
     make(cgroups, *orders, "unordered")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, *orders, "unordered"), "the quotas are down at the floor")
+    lower(agent, cgroups, *orders, "unordered")
     agent.stop(signal.SIGKILL)
     for name, quota_us in orders.items():
         cgroups.write(name, "quota_us", quota_us)
@@ -174,10 +166,9 @@ def test_orders_that_no_agent_saw_before_it_was_killed_are_kept(cgroups, agent, 
 
 def test_modes_of_node_source_operation_and_cgroup(cgroups, agent):
     names = ("node", "off", "shadow", "section", "operation", "up-only", "xattr-off", "xattr-bad", "xattr-late")
-    make(cgroups, *names)
+    found = make(cgroups, *names)
     os.setxattr(cgroups.path("xattr-off"), "user.cpumond.mode", b"off")
     os.setxattr(cgroups.path("xattr-bad"), "user.cpumond.mode", b"everything")
-    found = {name: cgroups.read_all(name) for name in names}
     sources = (
         describe_source(f"{cgroups.top}/off", more='mode = "off"')
         + describe_source(f"{cgroups.top}/shadow", more='mode = "shadow"')
@@ -209,10 +200,8 @@ def test_modes_of_node_source_operation_and_cgroup(cgroups, agent):
 
 
 def test_a_reload_takes_a_good_file_at_once_and_a_bad_one_never(cgroups, agent):
-    make(cgroups, "a", "b")
-    found = cgroups.read_all("a")
-    agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    found = make(cgroups, "a", "b")["a"]
+    lower(agent, cgroups, "a", "b")
 
     def reload(text: str, event: str) -> None:
         before = len(agent.events(event))
@@ -236,7 +225,7 @@ def test_a_reload_takes_a_good_file_at_once_and_a_bad_one_never(cgroups, agent):
 
     reload(good, "reloaded")
     wait_until(lambda: cgroups.read_all("a") == found, "the shadow job has its limit back")
-    wait_status(agent, "a", "shadow")
+    wait_until(lambda: agent.job("a")["status"] == "shadow", "a is in shadow mode")
     assert at_floor(cgroups, "b")
     reload(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/a")), "reloaded")
     wait_until(lambda: cgroups.quota_cores("b") == 1.5, "a job that no source names has its limit back")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from asyncinotify import Inotify, Mask
-from real_cgroups import CgroupTree, LoadProcess
+from real_cgroups import CgroupTree
 from waiting import count_descriptors, wait_until
 
 from cpumond.agent.watch import Watcher

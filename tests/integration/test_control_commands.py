@@ -1,4 +1,4 @@
-"""``status``, ``top``, ``explain``, ``job``, ``pin``, ``unpin`` and ``doctor`` against a real agent on real cgroups."""
+"""``status``, ``top``, ``explain``, ``job`` and ``doctor`` against a real agent on real cgroups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import test_every_command as every
 from agent_process import AgentProcess
+from commands import AS_NOBODY
 from own_terminal import Terminal
 from real_cgroups import CgroupTree
 from scheduler_process import terminal_environment
@@ -39,17 +40,6 @@ cpu_budget_ratio = 0.0  # on a busy machine checks would be left out, and that w
 """
 
 TOP = f"cpumond-test-control-{os.getpid()}"
-
-AS_NOBODY = """
-import contextlib, io, os, sys
-from cpumond.cli import run
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    run(sys.argv[1:])  # what is imported late may lie where nobody may look
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-sys.exit(run(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
@@ -212,26 +202,6 @@ def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):
     assert answered(agent, "job", "add", "--cgroup", path)["cpu_limit"] == 0.5
 
 
-# pin
-
-
-def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
-    agent = running("job-1")
-    wait_for_reclaim(agent, "job-1")
-    text = run_quietly(agent, "pin", "job-1", "--cpu-limit", "1.5", "--for", "1h")
-    assert re.fullmatch(r"job job-1 is pinned at 1\.5 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+\n", text)
-    assert cgroups.quota_cores("job-1") == 1.5
-    assert "an operator pinned it until 2" in run_quietly(agent, "explain", "job-1").splitlines()[0]
-    assert "pinned" in run_quietly(agent, "status")
-    assert answered(agent, "pin", "job-1")["pinned_cpu_limit"] == 2.0
-    assert "`cpumond unpin job-1`" in run_quietly(agent, "explain", "job-1").splitlines()[0]
-    assert run_quietly(agent, "unpin", "job-1").startswith(
-        "job job-1 is managed by the monitor again (mode reclaim); its limit is "
-    )
-    wait_for_reclaim(agent, "job-1")
-    assert answered(agent, "unpin", "job-1")["status"] == "reclaim"
-
-
 # without the agent, without the rights
 
 
@@ -253,7 +223,7 @@ def run_as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
     """A command line of the account ``nobody``."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
-    command = [sys.executable, "-W", "error", "-c", AS_NOBODY, *words]
+    command = [*AS_NOBODY, sys.executable, "-m", "cpumond", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

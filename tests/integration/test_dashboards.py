@@ -22,6 +22,7 @@ import pytest
 import yaml
 from documents import list_metrics
 from prometheus_server import Prometheus, find_program
+from test_prometheus_rules import read_board, read_rules
 from waiting import PATIENCE, wait_until
 
 from cpumond.cluster import Cluster
@@ -99,10 +100,9 @@ def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
             server.stop()
 
 
-def read_rules() -> list[dict[str, Any]]:
+def list_rules() -> list[dict[str, Any]]:
     """All rules of both files."""
-    files = [yaml.safe_load((CONFIG / "prometheus" / name).read_text()) for name in RULE_FILES]
-    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+    return [rule for name in RULE_FILES for rule in read_rules(name)]
 
 
 def list_options(prometheus: Prometheus, query: str, values: dict[str, str]) -> list[str]:
@@ -146,11 +146,6 @@ def find_without_data(
         pause.wait(0.2)
 
 
-def read_board(name: str) -> dict[str, Any]:
-    board: dict[str, Any] = json.loads((CONFIG / "grafana" / f"{name}.json").read_text(encoding="utf-8"))
-    return board
-
-
 @pytest.fixture
 def wanted(cluster: Cluster) -> dict[str, str]:
     """What is chosen in the variables of a dashboard."""
@@ -170,14 +165,14 @@ def test_both_targets_are_up_and_the_rules_are_good(prometheus: Prometheus) -> N
         return rules if all(rule["health"] != "unknown" for rule in rules) else []
 
     rules = wait_until(evaluated, "all rules are evaluated")
-    assert {rule["name"] for rule in rules} == {rule.get("alert") or rule["record"] for rule in read_rules()}
+    assert {rule["name"] for rule in rules} == {rule.get("alert") or rule["record"] for rule in list_rules()}
     assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
     assert prometheus.log() == ""
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIG / "grafana").glob("*.json"))])
 def test_every_panel_has_data(prometheus: Prometheus, wanted: dict[str, str], name: str) -> None:
-    missing = find_without_data(prometheus, read_board(name), wanted, DATA_S)
+    missing = find_without_data(prometheus, read_board(CONFIG / "grafana" / f"{name}.json"), wanted, DATA_S)
     assert not missing, "without data:\n" + "\n".join(missing)
 
 
@@ -187,7 +182,7 @@ OF_SEVERAL = {f"cpumond_scheduler_{name}" for name in ("leads", "lead_unknown", 
 
 def test_every_metric_of_the_rules_is_there(prometheus: Prometheus) -> None:
     """An alert about a metric that nobody has would never fire."""
-    expressions = [re.sub(r'"[^"]*"', "", rule["expr"]) for rule in read_rules()]
+    expressions = [re.sub(r'"[^"]*"', "", rule["expr"]) for rule in list_rules()]
     names = {name for expr in expressions for name in re.findall(r"\b(?:cpumond[\w:]*|up)\b", expr)}
     assert len(names) > 30
     assert names >= OF_SEVERAL
@@ -219,31 +214,6 @@ def test_promtool_finds_nothing_to_say(cluster: Cluster, part: str) -> None:
         [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_slow_bucket_leads_to_its_node(prometheus: Prometheus, cluster: Cluster) -> None:
-    """Prometheus asks for OpenMetrics of its own accord, and keeps what the scheduler says of the newest heartbeats."""
-    name = "cpumond_scheduler_heartbeat_duration_seconds_bucket"
-
-    def find() -> list[dict[str, Any]]:
-        now_s = time.time()
-        span = {"start": str(now_s - 60.0), "end": str(now_s + 1.0)}
-        found = prometheus.get("query_exemplars", query=f"histogram_quantile(0.99, rate({name}[1m]))", **span)
-        return [exemplar for series in found for exemplar in series["exemplars"]]
-
-    exemplars = wait_until(find, "Prometheus has exemplars")
-    assert {exemplar["labels"]["node"] for exemplar in exemplars} == {
-        node["id"] for node in cluster.get("/api/v1/nodes")["nodes"]
-    }
-    assert all(0.0 < float(exemplar["value"]) < 60.0 for exemplar in exemplars)
-    p99_s = prometheus.wait_for("cpumond:scheduler_heartbeat_seconds:p99_5m > 0")
-    mean_s = prometheus.wait_for(
-        "rate(cpumond_scheduler_heartbeat_seconds_total[5m]) / rate(cpumond_scheduler_received_heartbeats_total[5m])"
-    )
-    # In the same unit: one of a hundred took that long, within a bucket's width, and none longer than the longest.
-    assert p99_s < 2.5 * 100.0 * mean_s * 1.5
-    longest_s = prometheus.wait_for(f"histogram_quantile(1, rate({name}[5m]))")
-    assert longest_s > mean_s / 1.5, "the mean of the same minutes, some moments before or after"
 
 
 def test_what_grafana_is_given_leads_to_what_is_installed() -> None:

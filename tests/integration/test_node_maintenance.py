@@ -36,10 +36,6 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def command(url: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "cpumond", *words, "--scheduler", url]
-
-
 def cpumond(url: str, *words: str, code: int = 0) -> tuple[str, str]:
     """The output of the command, and what it says besides."""
     done = run_command([*words, "--scheduler", url])
@@ -155,8 +151,8 @@ def test_ctrl_c_leaves_the_node_drained_and_says_so(scheduler: SchedulerProcess)
     node.beat_until(lambda: node.jobs, "it runs")
     node.beat()
     with subprocess.Popen(
-        command(scheduler.url, "node", "drain", "n1"), env=clean_environment(), stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "cpumond", "node", "drain", "n1", "--scheduler", scheduler.url], text=True,
+        env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as draining:  # fmt: skip
         assert draining.stdout is not None
         assert draining.stderr is not None

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gzip
 import os
 import pwd
-import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +92,3 @@ def test_an_account_that_might_ask_nothing_gains_nothing(old: SchedulerProcess) 
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_the_way_back(old: SchedulerProcess) -> None:
-    """The copy from before is what version 0.1 wrote, and it refuses the new one, as it does all it does not know."""
-    old.start()
-    assert ask(old, "ann", "PATCH", "trees/default/pools/batch", edit("weight", 3.0))[0] == 200
-    assert old.stop() == 0
-    copy, new = (old.state_dir / name for name in ("scheduler.db.v1", "scheduler.db"))
-    with sqlite3.connect(copy) as kept, sqlite3.connect(new) as present:
-        versions = [each.execute("PRAGMA user_version").fetchone()[0] for each in (kept, present)]
-        assert versions == [1, 3]
-        records = kept.execute("SELECT kind, key, value FROM records ORDER BY kind, key").fetchall()
-    given = old.directory / "given.db"
-    given.write_bytes(gzip.decompress(DATABASE.read_bytes()))
-    with sqlite3.connect(given) as before:
-        assert records == before.execute("SELECT kind, key, value FROM records ORDER BY kind, key").fetchall()
-    shutil.move(copy, new)
-    old.start()
-    assert ask(old, "ann", "GET", "trees/default/pools/batch")[1]["attributes"] == {"mode": "fifo"}
