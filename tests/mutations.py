@@ -49,6 +49,16 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("job.hold.expire(math.inf).unpin().write(None)", "job.hold.expire(math.inf).write(None)"),
         ("if job.touched and engine.sets_quota:", "if job.touched:"),
         ("if cores is not None and cores < known.settings.cores - EQUAL_CORES:", "if False:"),
+        ("return found.engine is not None and not found.engine.is_named", "return False"),
+    ],
+    "test_link.py": [
+        ("msgspec.structs.replace(before, problem=problem), problem", "EngineView(key[0], problem=problem), problem"),
+    ],
+    "test_kubernetes.py": [
+        ("pod_cores=_read_limit(of_pod) if enforces_limits else None", "pod_cores=_read_limit(of_pod)"),
+    ],
+    "test_restore_paths.py": [
+        ("if not is_of_this_boot(content, copies[1]):", "if False:"),
     ],
     "test_engine_sources.py": [
         ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
@@ -491,6 +501,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_scheduler_reporter.py": [
         ("if not reply.is_good and reply.status != 409:", "if not reply.is_good:"),
+        ("if result is not None and result.retry else 0", "if result is not None and result.retry else failures"),
+        ("        follow_redirects=False,\n    )\n", "        follow_redirects=True,\n    )\n"),
         (
             "self._sent_about = (about if is_news else self._sent_about) if answer.knows_about else None",
             "self._sent_about = about if answer.knows_about else None",

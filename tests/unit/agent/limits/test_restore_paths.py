@@ -113,6 +113,16 @@ def test_a_cgroup_whose_counters_are_not_there_is_put_back(tmp_path: Path, capsy
     assert (tmp_path / "cpu" / "a" / "cpu.cfs_quota_us").read_text().strip() == "200000"
 
 
+def test_limits_of_another_boot_are_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mountinfo = make_v2_host(tmp_path, {"a": v2_cgroup(quota="50000 100000")})
+    path = write(tmp_path, f'state_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}/run"\nmountinfo = "{mountinfo}"\n')
+    inode = os.stat(tmp_path / "cgroup" / "a").st_ino
+    save(f"{tmp_path}/{STATE_FILE}", Originals("another", {"a": Original(inode, CpuSettings(100_000, 100_000))}))
+    assert main(["--config", path], {}) == 0
+    assert "restored a" not in capsys.readouterr().out
+    assert (tmp_path / "cgroup" / "a" / "cpu.max").read_text().split() == ["50000", "100000"]
+
+
 def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
     """Its directory is the agent's; root may run the command."""
     (tmp_path / "target").write_text("precious")
