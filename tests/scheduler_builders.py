@@ -7,7 +7,7 @@ fair-share update. Unlike in the product no operation is protected by its number
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import Vector, add
@@ -182,12 +182,16 @@ class World:
         yield from self.tree.operations.values()
 
 
-def give(element: Element, fair: float, demand: float = 1.0, guarantee: float = 0.0) -> None:
+E = TypeVar("E", bound=Element)
+
+
+def give(element: E, fair: float, demand: float = 1.0, guarantee: float = 0.0) -> E:
     """Set shares of CPU by hand, as if by an update; the lists are old then."""
     element.fair_share, element.demand_share = amount(fair), amount(demand)
     element.strong_guarantee_share = amount(guarantee)
     if isinstance(element, OperationElement):
         element.lists_are_old = True
+    return element
 
 
 def starve(element: Element, status: StarvationStatus = "starving", since: float = 0.0) -> None:

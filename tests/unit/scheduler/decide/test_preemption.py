@@ -198,12 +198,10 @@ def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
     for name in ("a", "b"):
         give(world.operation(name, "p", needs=1), 0.3)
         world.jobs(world.tree.operations[name], node, 5)
-    poor = world.operation("poor", "q", needs=1, cpu=4.0)
-    give(poor, 0.3)
+    poor = give(world.operation("poor", "q", needs=1, cpu=4.0), 0.3)
     # three jobs are above the share of the pool, the operations would give four
     assert plan_for(node, poor) is None
-    less = world.operation("less", "q", needs=1, cpu=3.0)
-    give(less, 0.3)
+    less = give(world.operation("less", "q", needs=1, cpu=3.0), 0.3)
     assert len(victims_of(plan_for(node, poor, less))) == 3
 
 
@@ -228,8 +226,7 @@ def conditional_world(**settings: Any) -> tuple[World, Node, OperationElement, O
     node = world.node(cpu=4.0)
     other = world.node("far", cpu=6.0)
     world.jobs(world.operation("far"), other, 6)
-    pool = world.pool("p")
-    give(pool, 0.8)
+    pool = give(world.pool("p"), 0.8)
     starve(pool)
     rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", "p", needs=9)
     world.jobs(rich, node, 4)
@@ -241,8 +238,7 @@ def conditional_world(**settings: Any) -> tuple[World, Node, OperationElement, O
 def test_6_5_inside_a_pool_that_blocks_its_own_operations_help_each_other():
     world, node, rich, poor = conditional_world()
     assert victims_of(plan_for(node, poor)) == [list(rich.jobs.values())[-1]]
-    outside = world.operation("outside", needs=1)
-    give(outside, 0.5)
+    outside = give(world.operation("outside", needs=1), 0.5)
     assert plan_for(node, outside) is None
 
 
@@ -286,8 +282,7 @@ def test_1_10_what_fails_for_one_that_refuses_reclaimed_cpu_does_not_fail_for_ot
         change_usage(job, amount(0.5))
     refuse_reclaimed(poor)
     node.foreign_ordered_cores = 9.0
-    other = world.operation("other", needs=9, cpu=2.0)
-    give(other, 0.5)
+    other = give(world.operation("other", needs=9, cpu=2.0), 0.5)
     starve(other, since=58.0)
     plan = plan_for(node, poor, other)
     assert plan is not None
@@ -324,8 +319,7 @@ def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
     world = World()
     node = world.node(cpu=1.0)
     other.job(stranger, node)
-    poor = world.operation("poor", needs=1)
-    give(poor, 0.5)
+    poor = give(world.operation("poor", needs=1), 0.5)
     assert plan_for(node, poor) is None
 
 
@@ -355,8 +349,7 @@ def test_6_6_a_lowered_limit_plays_no_part_among_preemptible_jobs_and_these_go_f
 def test_6_6_the_first_task_that_room_can_be_made_for():
     world, node, _, _ = duel([1.0] * 10, 1.0)
     tasks = (Task("large", 1, cpu_limit=11.0, user_slots=0), Task("small", 1, user_slots=0))
-    element = world.operation("two", tasks=tasks)
-    give(element, 0.5)
+    element = give(world.operation("two", tasks=tasks), 0.5)
     plan = plan_for(node, element)
     assert plan is not None
     assert plan.task.name == "small"
@@ -388,8 +381,7 @@ def test_6_9_a_single_larger_job_when_the_small_ones_use_up_what_a_pool_may_lose
     world.jobs(b, node, small_jobs, 5.0 / small_jobs)
     for each in (a, b):
         give(each, 0.0)
-    poor = world.operation("poor", needs=1, cpu=5.0)
-    give(poor, 0.6)
+    poor = give(world.operation("poor", needs=1, cpu=5.0), 0.6)
     # four cores of b, and the pool has its share; the large one crosses it
     assert victims_of(plan_for(node, poor)) == [large]
 
@@ -404,8 +396,7 @@ def test_6_6_a_swap_inside_a_pool_at_its_limit():
     jobs = world.jobs(rich, node, 4)
     give(rich, 0.2)
     give(poor, 0.2)
-    other = world.operation("other")
-    give(other, 0.0)
+    other = give(world.operation("other"), 0.0)
     world.job(other, node, 1.0)
     # the node has room, the pool has not: a job of the pool goes, not the latest one of the node
     assert victims_of(plan_for(node, poor)) == [jobs[3]]
@@ -493,8 +484,7 @@ def test_6_6_limits_take_protected_jobs_where_there_are_no_others():
     """Four operations of one job each within their fair shares, and the count rule of the documents."""
     world = World(max_unpreemptible_running_job_count=10)
     node = world.node()
-    pool = world.pool("p")
-    give(pool, 0.2)
+    pool = give(world.pool("p"), 0.2)
     jobs = []
     for name in "abcd":
         element = world.operation(name, "p")
@@ -507,8 +497,7 @@ def test_6_6_limits_take_protected_jobs_where_there_are_no_others():
 def test_6_6_protected_jobs_stay_while_another_node_has_jobs_to_give():
     world = World()
     node, other = world.node(), world.node("n1")
-    pool = world.pool("p")
-    give(pool, 0.1)
+    pool = give(world.pool("p"), 0.1)
     protected, rich = world.operation("protected", "p"), world.operation("rich", "p", needs=9)
     world.jobs(protected, node, 1)
     jobs = world.jobs(rich, other, 2)
@@ -731,8 +720,7 @@ def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
 def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_not):
     world = World()
     node = world.node(cpu=50.0)
-    rich_pool = world.pool("rich")
-    give(rich_pool, {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
+    rich_pool = give(world.pool("rich"), {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
     for i in range(10):
         rich = world.operation(f"rich{i}", "rich", needs=9)
         world.jobs(rich, node, 5)
@@ -741,12 +729,10 @@ def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_n
     order = {"too large": 51.0, "blocked half way": 20.0}.get(why_not, 1.0)
     for i in range(1000):
         if i % 10 == 0:
-            pool = world.pool(f"p{i}")
-            give(pool, 0.0009)
+            pool = give(world.pool(f"p{i}"), 0.0009)
             if why_not == "at their limits":
                 limit(pool, 0.5)
-        element = world.operation(f"o{i}", f"p{i - i % 10}", needs=1, cpu=order)
-        give(element, 0.0001)
+        element = give(world.operation(f"o{i}", f"p{i - i % 10}", needs=1, cpu=order), 0.0001)
         targets.append((element, "normal"))
     asked = 0
 
@@ -796,8 +782,7 @@ def test_6_6_an_attempt_makes_a_bounded_number_of_searches_and_the_next_one_goes
 
 def test_6_6_who_has_what_it_wants_since_the_update_is_passed_over():
     world, node, _, poor = duel([1.0] * 10, 1.0)
-    second = world.operation("second", needs=1)
-    give(second, 0.5)
+    second = give(world.operation("second", needs=1), 0.5)
     targets = Targets([(poor, "normal"), (second, "normal")], lambda element, _: element is second)
     plan = plan_preemption(node, targets, 0.0, ZERO)
     assert plan is not None

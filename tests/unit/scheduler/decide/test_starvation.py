@@ -237,8 +237,7 @@ def test_6_2_operations_that_cannot_be_scheduled_are_normal(reason):
 def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, timeout_s):
     world = World(job_count_preemption_timeout_coefficient=coefficient)
     world.node(cpu=100.0)
-    element = world.operation("o", needs=needs)
-    give(element, 0.5)
+    element = give(world.operation("o", needs=needs), 0.5)
     update_starvation(world.tree, 0.0)
     update_starvation(world.tree, timeout_s)
     assert element.starvation_status == "non_starving"
@@ -265,8 +264,7 @@ def test_6_2_an_operations_own_time_out_and_tolerance_hold():
 def test_6_2_pools_starve_by_the_same_rule_and_the_root_never():
     world = World()
     world.node(cpu=100.0)
-    pool = world.pool("p")
-    give(pool, 0.5)
+    pool = give(world.pool("p"), 0.5)
     give(world.tree.root, 0.5)
     for now in (0.0, 31.0):
         update_starvation(world.tree, now)
@@ -277,8 +275,7 @@ def test_6_2_pools_starve_by_the_same_rule_and_the_root_never():
 def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
     world = World(enable_pool_starvation=False)
     world.node(cpu=100.0)
-    pool = world.pool("p")
-    give(pool, 0.5)
+    pool = give(world.pool("p"), 0.5)
     starve(pool)
     update_starvation(world.tree, 100.0)
     assert (pool.starvation_status, pool.scheduling_status, pool.below_since) == ("non_starving", "normal", None)
