@@ -720,7 +720,7 @@ def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
 def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_not):
     world = World()
     node = world.node(cpu=50.0)
-    rich_pool = give(world.pool("rich"), {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
+    give(world.pool("rich"), {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
     for i in range(10):
         rich = world.operation(f"rich{i}", "rich", needs=9)
         world.jobs(rich, node, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from watched_store import Watched, make_scheduler
 
@@ -20,6 +22,7 @@ from cpumond.scheduler.state.token_commands import (
     prepare_token,
 )
 
+HASH = hash_token("t")
 ADMIN = User("root", admin=True)
 ALICE = User("alice", groups=frozenset({"ml", "ops"}))
 
@@ -54,17 +57,12 @@ def known(tokens: TokenTable, token: str) -> User:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (CreateToken(hash_token("t"), "bob"), "alice may create tokens only for alice, not for 'bob'"),
-        (
-            CreateToken(hash_token("t"), "alice", role="admin"),
-            'only an administrator may create a token of role "admin"',
+        (CreateToken(HASH, "bob"), "alice may create tokens only for alice, not for 'bob'"),
+        *(
+            (CreateToken(HASH, "alice", role=role), f'only an administrator may create a token of role "{role}"')
+            for role in ("admin", "node", "proxy")
         ),
-        (CreateToken(hash_token("t"), "alice", role="node"), 'only an administrator may create a token of role "node"'),
-        (
-            CreateToken(hash_token("t"), "alice", role="proxy"),
-            'only an administrator may create a token of role "proxy"',
-        ),
-        (CreateToken(hash_token("t"), "alice", groups=("ml", "web")), "alice is not in group 'web'"),
+        (CreateToken(HASH, "alice", groups=("ml", "web")), "alice is not in group 'web'"),
     ],
 )
 def test_a_user_makes_own_tokens_without_more_rights(command: CreateToken, why: str) -> None:
@@ -72,39 +70,36 @@ def test_a_user_makes_own_tokens_without_more_rights(command: CreateToken, why: 
     assert decide_token(TokenTable(), command, ADMIN).allowed
 
 
-def test_an_own_token_has_the_rights_of_its_user() -> None:
+ML = frozenset({"ml"})
+MADE: dict[str, tuple[User, CreateToken, User]] = {
+    # who makes which token -> whom it stands for, but for its id
+    "of some groups": (ALICE, CreateToken(HASH, "alice", groups=("ml", "ml")), User("alice", groups=ML)),
+    "of one who needs an entry": (
+        User("alice", needs_entry=True), CreateToken(HASH, "alice"), User("alice", needs_entry=True),
+    ),
+    "of an administrator": (ADMIN, CreateToken(HASH, "x", role="admin"), User("x", admin=True)),
+    "of nodes": (ADMIN, CreateToken(HASH, "x", role="node", pattern="r1-*"), User("x", node=True, pattern="r1-*")),
+    "of a proxy": (ADMIN, CreateToken(HASH, "x", role="proxy"), User("x", proxy=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("maker", "command", "user"), MADE.values(), ids=MADE)
+def test_whom_a_token_stands_for(maker: User, command: CreateToken, user: User) -> None:
     tokens = TokenTable()
-    token_id = do(tokens, CreateToken(hash_token("t"), "alice", groups=("ml", "ml")), ALICE)
-    assert known(tokens, "t") == User("alice", groups=frozenset({"ml"}), token_id=token_id)
-    assert token_id == hash_token("t")[:12]
-
-
-def test_who_needs_an_entry_needs_one_with_an_own_token_too() -> None:
-    tokens = TokenTable()
-    do(tokens, CreateToken(hash_token("t"), "alice"), User("alice", needs_entry=True))
-    assert known(tokens, "t").needs_entry
-
-
-@pytest.mark.parametrize("role", ["admin", "node", "proxy"])
-def test_an_administrator_makes_any(role: str) -> None:
-    tokens = TokenTable()
-    pattern = "rack1-*" if role == "node" else ""
-    do(tokens, CreateToken(hash_token("t"), "x", role=role, pattern=pattern))  # type: ignore[arg-type]
-    user = known(tokens, "t")
-    assert [user.admin, user.node, user.proxy] == [role == "admin", role == "node", role == "proxy"]
-    assert user.pattern == pattern
+    assert do(tokens, command, maker) == HASH[:12]
+    assert known(tokens, "t") == replace(user, token_id=HASH[:12])
 
 
 def test_an_administrator_who_acts_for_another_one_is_named() -> None:
     tokens = TokenTable()
-    do(tokens, CreateToken(hash_token("t"), "alice"), User("alice", acting="root"))
+    do(tokens, CreateToken(HASH, "alice"), User("alice", acting="root"))
     [record] = tokens
     assert (record.created_by, record.made_with) == ("root", "")
 
 
 def test_others_tokens_are_not_revoked_and_not_told_of() -> None:
     tokens = TokenTable()
-    bobs = do(tokens, CreateToken(hash_token("t"), "bob"))
+    bobs = do(tokens, CreateToken(HASH, "bob"))
     for_bobs = refuse(tokens, RevokeToken(bobs), ALICE, ACCESS_DENIED)
     assert for_bobs.replace(bobs, "nothing") == refuse(tokens, RevokeToken("nothing"), ALICE, ACCESS_DENIED)
     assert "there is no token 'nothing'" in refuse(tokens, RevokeToken("nothing"), ADMIN, RESOLVE)
@@ -116,7 +111,7 @@ def test_others_tokens_are_not_revoked_and_not_told_of() -> None:
 
 def test_a_second_revocation_changes_nothing() -> None:
     tokens = TokenTable()
-    token = do(tokens, CreateToken(hash_token("t"), "bob"))
+    token = do(tokens, CreateToken(HASH, "bob"))
     do(tokens, RevokeToken(token), now=200.0)
     change = prepare_token(tokens, RevokeToken(token), ADMIN, 300.0)
     assert change.is_empty
@@ -152,15 +147,15 @@ def test_an_administrators_token_leaves_no_mark() -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (CreateToken(hash_token("t"), ""), "user: '' cannot be used: expected 1 to 256 printable characters"),
-        (CreateToken(hash_token("t"), " a"), "expected 1 to 256 printable characters"),
-        (CreateToken(hash_token("t"), "a\nb"), "expected 1 to 256 printable characters"),
-        (CreateToken(hash_token("t"), "everyone"), "access lists use it as a special word"),
-        (CreateToken(hash_token("t"), "a", groups=("owner",)), "group: 'owner' cannot be used"),
-        (CreateToken(hash_token("t"), "a", role="node", groups=("b",)), 'a token of role "node" has none'),
-        (CreateToken(hash_token("t"), "a", pattern="n*"), 'only a token of role "node" has a pattern'),
-        (CreateToken(hash_token("t"), "a", role="node", pattern="\0"), "pattern: expected printable characters"),
-        (CreateToken(hash_token("t"), "a", note="a\nb"), "note: expected at most 200 printable characters on one line"),
+        (CreateToken(HASH, ""), "user: '' cannot be used: expected 1 to 256 printable characters"),
+        (CreateToken(HASH, " a"), "expected 1 to 256 printable characters"),
+        (CreateToken(HASH, "a\nb"), "expected 1 to 256 printable characters"),
+        (CreateToken(HASH, "everyone"), "access lists use it as a special word"),
+        (CreateToken(HASH, "a", groups=("owner",)), "group: 'owner' cannot be used"),
+        (CreateToken(HASH, "a", role="node", groups=("b",)), 'a token of role "node" has none'),
+        (CreateToken(HASH, "a", pattern="n*"), 'only a token of role "node" has a pattern'),
+        (CreateToken(HASH, "a", role="node", pattern="\0"), "pattern: expected printable characters"),
+        (CreateToken(HASH, "a", note="a\nb"), "note: expected at most 200 printable characters on one line"),
     ],
 )
 def test_what_no_token_can_be(command: CreateToken, why: str) -> None:
