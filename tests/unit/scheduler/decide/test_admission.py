@@ -84,12 +84,6 @@ def test_3_1_only_full_trees_are_erased():
     assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
 
 
-def test_2_8_sub_pools_of_such_a_pool_are_unaffected(world):
-    world.create_pool("x", forbid_immediate_operations=True)
-    world.create_pool("y", "x")
-    assert world.element(world.start("y")).parent is world.pool("y")
-
-
 def test_2_8_by_default_no_operation_starts_in_the_root(world):
     assert 'Starting operations immediately in pool "<Root>" is forbidden' in str(refused(world, ROOT_POOL))
     operation = world.start("p")
@@ -124,31 +118,6 @@ def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_rest
 # --- 2.9, ephemeral pools
 
 
-def test_2_9_an_unknown_pool_is_made_under_the_default_parent_pool():
-    world = World(default_parent_pool="top")
-    world.create_pool("top")
-    world.start("new")
-    pool = world.pool("new")
-    assert pool.is_ephemeral
-    assert pool.parent is world.pool("top")
-
-
-@pytest.mark.parametrize("default", ["fifo", "nowhere", "ephemeral"])
-def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default):
-    world = World(default_parent_pool=default)
-    world.create_pool("fifo", mode="fifo")
-    if default == "ephemeral":
-        world.start("ephemeral", user="other")
-    world.start("new")
-    assert world.pool("new").parent is world.tree().root
-
-
-def test_2_9_the_expression_for_names_is_configurable():
-    world = World(rules(ephemeral_pool_name_regex="[a-z.]+"))
-    world.start("a.b")
-    refused(world, "A")
-
-
 def test_2_9_pools_may_have_to_exist():
     world = World(rules(require_specified_pools_existence=True))
     world.create_pool("p")
@@ -156,17 +125,6 @@ def test_2_9_pools_may_have_to_exist():
     error = refused(world, "x")
     assert 'Pool "x" not found' in str(error)
     assert error.code == RESOLVE
-
-
-def test_2_9_with_create_ephemeral_subpools_operations_go_to_a_pool_of_their_user(world):
-    world.create_pool("p", create_ephemeral_subpools=True)
-    world.start("p", user="ann")
-    world.start("p", user="ann")
-    world.start("p", user="bob")
-    assert set(world.pool("p").children) == {"p$ann", "p$bob"}
-    assert world.counts("p$ann") == (2, 2)
-    assert world.counts("p") == (3, 3)
-    assert world.pool("p$ann").is_ephemeral
 
 
 def test_2_9_subpools_have_default_settings_and_what_the_config_of_their_parent_says(world):
@@ -247,38 +205,6 @@ def test_2_9_which_pools_count_for_the_limit_per_user(world, act, counts):
     if not counts:
         world.start("own", user="ann")
     refused(world, "more", user="ann")
-
-
-def test_2_9_an_explicit_pool_erased_while_it_has_operations_goes_on_as_ephemeral():
-    world = World(default_parent_pool="top")
-    world.create_pool("top", ephemeral_subpool_config={"max_operation_count": 7, "max_running_operation_count": 7})
-    world.create_pool("above")
-    world.create_pool("p", "above", weight=3)
-    world.node("n")
-    operation = world.run("p", cpu=2)
-    world.do(RemovePool("default", "p"))
-    pool = world.pool("p")
-    assert pool.is_ephemeral
-    assert pool.parent is world.pool("top")
-    assert (pool.max_operation_count, pool.settings.weight) == (7, None)
-    assert world.cores("p") == world.cores("top") == 2
-    assert world.cores("above") == 0
-    world.abort(operation)
-    assert "p" not in world.tree().pools
-    assert_consistent(world.state)
-
-
-def test_2_9_creating_an_erased_pool_again_takes_its_operations_over(world):
-    world.create_pool("above")
-    world.create_pool("p", "above")
-    operation = world.start("p")
-    world.do(RemovePool("default", "p"))
-    world.create_pool("p", "above", weight=4)
-    pool = world.pool("p")
-    assert not pool.is_ephemeral
-    assert pool.parent is world.pool("above")
-    assert pool.settings.weight == 4
-    assert world.element(operation).parent is pool
 
 
 def restart_and_compare(world):
@@ -370,20 +296,6 @@ def test_2_9_an_erased_pool_that_is_made_again_has_its_subpools_again(world):
     restart_and_compare(world)
 
 
-def test_2_9_an_erased_pool_that_is_made_again_elsewhere_leaves_the_pools_of_users_to_the_default_parent():
-    world = World(default_parent_pool="top")
-    world.create_pool("top")
-    operation = world.start(user="ann")
-    world.do(RemovePool("default", "top"))
-    world.create_pool("other")
-    world.set_tree(default_parent_pool="other")
-    world.create_pool("top")
-    assert world.element(operation).parent.parent is world.pool("other")
-    world.do(RemovePool("default", "top"))
-    assert [*world.tree().pools] == ["other", "ann"]
-    restart_and_compare(world)
-
-
 def test_2_9_a_changed_default_parent_takes_the_ephemeral_pools_along(world):
     world.create_pool("top")
     operation = world.start("new")
@@ -444,22 +356,6 @@ def test_3_1_the_first_full_element_from_the_pool_to_the_root_refuses():
     assert error.code == TOO_MANY_OPERATIONS == 202
     assert f'Limit for the number of concurrent operations 3 for pool "{ROOT_POOL}"' in str(error)
     assert error.attributes == {"pool": ROOT_POOL, "limit": 3, "pool_tree": "default", "field": "pool"}
-
-
-def test_3_1_the_defaults_are_those_of_the_tree(world):
-    world.create_pool("p")
-    assert (world.pool("p").max_running_operation_count, world.pool("p").max_operation_count) == (8, 50)
-    operations = [world.start("p") for _ in range(50)]
-    assert world.counts("p") == (8, 50)
-    assert world.states(operations) == "r" * 8 + "p" * 42
-    assert refused(world, "p").attributes["limit"] == 50
-
-
-def test_3_1_a_new_ephemeral_pool_is_checked_where_it_would_be_made():
-    world = World(default_parent_pool="top")
-    world.create_pool("top", max_operation_count=1, max_running_operation_count=1)
-    world.start("one")
-    assert refused(world, "two", user="w").attributes["pool"] == "top"
 
 
 def test_3_1_an_erased_tree_is_a_warning():
@@ -624,15 +520,6 @@ def test_3_5_a_move_may_make_an_ephemeral_pool_and_leave_one(world):
     world.set_operation(operation, pool="p")
     assert set(world.tree().pools) == {"p", "p$ann"}
     assert world.cores("p$ann") == world.cores("p") == 2
-
-
-def test_3_5_options_may_change_in_an_ephemeral_pool_of_one_operation(world):
-    world.node("n")
-    operation = world.run("own", jobs=2, cpu=2)
-    share = world.share("own")
-    world.set_operation(operation, weight=2.0)
-    assert world.cores("own") == world.cores(ROOT_POOL) == 4
-    assert world.share("own") == share > 0
 
 
 def test_3_5_a_move_in_one_of_several_trees(world):

@@ -35,27 +35,6 @@ def test_children_share_beside_their_parents_siblings() -> None:
     assert_consistent(world.state)
 
 
-def test_one_that_rests_leaves_its_part_to_all() -> None:
-    world = make()
-    for name in ("physics", "climate"):
-        world.start(name, jobs=90)
-    world.settle_down()
-    assert fair_cores(world, "physics", "climate", "projects") == [15.0, 75.0, 75.0]
-    world.set_pool("projects", flatten=False)
-    world.settle_down()
-    assert fair_cores(world, "physics", "climate", "projects") == [45.0, 45.0, 45.0]
-
-
-def test_operations_in_it_share_with_its_siblings_too() -> None:
-    world = make()
-    world.start("physics", jobs=90)
-    world.run("projects", jobs=90, weight=2)
-    assert fair_cores(world, "physics", "projects") == [30.0, 60.0]
-    world.restart()
-    world.settle_down()
-    assert fair_cores(world, "physics", "projects") == [30.0, 60.0]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from scheduler_world import World
 
@@ -44,20 +42,3 @@ def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run
     assert len(world.jobs_of(gang)) == 6
     assert world.share("mpi") == pytest.approx(0.6)
     assert world.share("batch") >= 0.375
-
-
-def test_where_usage_counts_its_pool_saves_up_for_turns():
-    world = World(max_unpreemptible_running_job_count=0, share_gang_remainders=True, usage_half_life=1_800_000.0)
-    for name in ("mpi", "batch"):
-        world.create_pool(name)
-    world.node("n1", cpu=10)
-    world.run("batch", jobs=1000)
-    gang = world.start("mpi", jobs=6, is_gang=True)
-    runs, used = [], {"mpi": 0.0, "batch": 0.0}
-    for _ in range(480):
-        world.step(30.0)
-        runs.append(len(world.jobs_of(gang)) == 6)
-        used = {name: cores + world.cores(name) for name, cores in used.items()}
-    assert sum(later and not sooner for sooner, later in itertools.pairwise(runs)) > 10
-    assert used["mpi"] / sum(used.values()) > 0.3
-    assert sum(used.values()) > 0.95 * 480 * 10, "what it leaves is not idle"

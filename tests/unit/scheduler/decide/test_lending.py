@@ -40,14 +40,6 @@ def test_others_get_no_more_than_what_is_lent_and_not_guaranteed() -> None:
     assert_consistent(world.state)
 
 
-def test_without_the_option_all_is_lent() -> None:
-    world = make()
-    world.set_pool("etl", lending_limit=None)
-    world.start("a", jobs=200)
-    world.settle_down(6)
-    assert world.cores("a") == 200
-
-
 def test_those_of_the_same_pool_and_of_one_above_are_told_apart() -> None:
     world = World(per_pool_counts_for_leaves_only=True, max_running_operation_count_per_pool=50)
     world.create_pool("top", strong_guarantee_resources={"cpu": 90})
@@ -63,14 +55,6 @@ def test_those_of_the_same_pool_and_of_one_above_are_told_apart() -> None:
     world.start("inside", jobs=100)
     world.settle_down(6)
     assert world.cores("lends") == 40
-
-
-def test_a_gang_of_others_waits_for_what_is_lent() -> None:
-    world = make()
-    gang = world.start("a", jobs=120, is_gang=True)
-    fits = world.start("b", jobs=90, is_gang=True)
-    world.settle_down(8)
-    assert [len(world.jobs_of(each)) for each in (gang, fits)] == [0, 90]
 
 
 def test_what_is_not_guaranteed_cannot_be_lent() -> None:
@@ -89,17 +73,6 @@ def test_what_a_pool_inside_keeps_is_part_of_what_is_kept_above_it() -> None:
     world.settle_down(6)
     assert world.cores("stranger") == 40
     assert max(world.pool("stranger").fair_share) == pytest.approx(0.4)
-
-
-def test_guarantees_of_more_than_there_is_keep_what_is_left_of_them() -> None:
-    world = World()
-    for name in ("a", "b"):
-        world.create_pool(name, strong_guarantee_resources={"cpu": 75}, lending_limit={"cpu": 0})
-    world.node("n", cpu=100)
-    for name in ("a", "b"):
-        world.start(name, jobs=100)
-    world.settle_down(6)
-    assert (world.cores("a"), world.cores("b")) == (50, 50)
 
 
 @pytest.mark.parametrize("when_spent", ["stop", "leftover"])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import pytest
-from scheduler_world import EASY, GIB, World, assert_consistent
+from scheduler_world import EASY, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.settings.operations import StartOperation
 
 NEVER = math.inf
 
@@ -121,123 +119,6 @@ def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_
     assert sum(started(world, crowd)) == 5
 
 
-@pytest.mark.parametrize(
-    ("tasks", "expected"),
-    [
-        (
-            {"z": {"command": "true", "job_count": 2}, "a": {"command": "true", "job_count": 2, "cpu_limit": 2}},
-            {"z": 2, "a": 1},
-        ),
-        (
-            {
-                "large": {"command": "true", "job_count": 1, "cpu_limit": 9},
-                "small": {"command": "true", "job_count": 3},
-            },
-            {"small": 3},
-        ),
-    ],
-    ids=["all may start", "one does not fit and does not hold back the next"],
-)
-def test_7_1_tasks_are_served_in_the_order_of_the_specification(world, tasks, expected):
-    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
-    world.node("n1", cpu=4)
-    world.step()
-    assert Counter(job.task.name for job in world.jobs_of(operation)) == expected
-
-
-def test_7_1_an_operation_that_was_passed_over_is_tried_on_the_next_node(world):
-    operation = world.start("p", cpu=9)
-    small, large = world.node("n1", cpu=4), world.node("n2", cpu=9)
-    world.update()
-    small.beat()
-    assert world.element(operation).deactivations == {"node_resources": 1}
-    large.beat()
-    assert started(world, [operation]) == [1]
-
-
-@pytest.mark.parametrize("resource", ["cpu", "memory", "user_slots"])
-def test_7_1_all_resources_must_fit(world, resource):
-    operation = world.start("p", jobs=9, cpu=2.0, memory=3 * GIB)
-    sizes = {"cpu": 100, "memory": 100 * GIB, "user_slots": 100, resource: 4 * GIB if resource == "memory" else 3}
-    world.node("n1", **sizes)
-    world.step()
-    assert started(world, [operation]) == [{"cpu": 1, "memory": 1, "user_slots": 3}[resource]]
-
-
-def test_7_1_suspended_and_pending_operations_get_nothing(world):
-    world.create_pool("two", max_running_operation_count=2)
-    operations = [world.start("two", jobs=2) for _ in range(3)]
-    world.suspend(operations[0])
-    world.node("n1")
-    world.step()
-    assert started(world, operations) == [0, 2, 0]
-    world.resume(operations[0])
-    world.step()
-    assert started(world, operations) == [2, 2, 0]
-
-
-def test_7_1_nothing_starts_before_the_first_update(world):
-    operation = world.start("p")
-    node = world.node("n1")
-    node.beat()
-    assert started(world, [operation]) == [0]
-
-
-@pytest.mark.parametrize("where", ["operation", "pool", "ancestor", "share", "share of the operation"])
-def test_7_1_limits_hold_at_every_level(world, where):
-    world.node("n1", cpu=10)
-    limits = {"resource_limits": {"cpu": 3}}
-    top = limits if where == "ancestor" else {"max_share_ratio": 0.3} if where == "share" else {}
-    world.create_pool("top", **top)
-    world.create_pool("q", "top", **(limits if where == "pool" else {}))
-    options = limits if where == "operation" else {"max_share_ratio": 0.3} if where == "share of the operation" else {}
-    operation = world.run("q", jobs=9, **options)
-    assert started(world, [operation]) == [3]
-    assert world.cores("q") == 3
-
-
-@pytest.mark.parametrize("what", ["pool", "operation"])
-def test_7_1_a_lowered_limit_holds_at_once(world, what):
-    node = world.node("n1")
-    operation = world.start("p", jobs=9)
-    world.update()
-    if what == "pool":
-        world.set_pool("p", resource_limits={"user_slots": 2})
-    else:
-        world.set_operation(operation, resource_limits={"cpu": 2})
-    node.beat()
-    assert len(world.jobs_of(operation)) == 2
-
-
-@pytest.mark.parametrize("what", ["pool", "operation", "ephemeral"])
-def test_7_1_limits_hold_before_the_first_update_that_knows_them(world, what):
-    node = world.node("n1")
-    world.create_pool("e", create_ephemeral_subpools=True, ephemeral_subpool_config={"resource_limits": {"cpu": 2}})
-    world.update()
-    limits = {"resource_limits": {"cpu": 2}}
-    if what == "pool":
-        world.create_pool("new", **limits)
-        operation = world.start("new", jobs=9)
-    elif what == "operation":
-        operation = world.start("p", jobs=9, **limits)
-    else:
-        operation = world.start("e", jobs=9)
-    node.beat()
-    assert len(world.jobs_of(operation)) <= 2
-    world.settle_down()
-    assert len(world.jobs_of(operation)) == 2
-
-
-def test_7_1_a_node_with_less_than_the_spare_is_not_offered_work():
-    world = World(Rules(spare=(1.0, 1.0, 0.0, 268_435_456.0, 0.0)))
-    world.create_pool("p")
-    operation = world.start("p", jobs=99, cpu=0.5)
-    world.node("n1", cpu=3.0)
-    world.settle_down()
-    # 2.5 cores are taken then, half a core is left, less than the core that must be there
-    assert world.cores_of(operation) == 2.5
-
-
 @pytest.mark.parametrize(("memory", "jobs"), [(256 * 2**20, 1), (256 * 2**20 - 1, 0), (0, 1)])
 def test_7_1_the_spare_of_memory_of_a_node_that_tells_any(memory, jobs):
     world = World(Rules())
@@ -304,19 +185,6 @@ def test_4_equal_operations_are_served_by_id(world, parameters, weights):
     assert world.element("b").fair_share[CPU] == pytest.approx(0.0)
     world.beat()
     assert started(world, ["a", "b"]) == [1, 0]
-
-
-def test_4_pending_job_count_is_read_again_at_each_update(world):
-    world.create_pool("f", mode="fifo", fifo_sort_parameters=["pending_job_count"])
-    first, second = world.start("f", jobs=2, weight=9.0), world.start("f", jobs=3)
-    node = world.node("n1", cpu=3)
-    world.update()
-    assert [world.element(each).fifo_index for each in (first, second)] == [0, 1]
-    world.set_operation(first, resource_limits={"cpu": 0})
-    world.settle_down()  # the second one runs all its jobs and needs no more
-    assert started(world, [first, second]) == [0, 3]
-    assert [world.element(each).fifo_index for each in (first, second)] == [1, 0]
-    assert len(node.jobs) == 3
 
 
 def test_4_fifo_index_is_that_of_running_operations(world):

@@ -104,23 +104,6 @@ def test_6_4_jobs_below_the_non_preemptible_threshold(threshold, expected):
     assert lists(element) == expected
 
 
-def test_6_4_lists_are_made_again_only_when_old():
-    world = World()
-    node = world.node()
-    element = world.operation("o", needs=9)
-    first, second = world.jobs(element, node, 2)
-    give(element, 0.0)
-    assert lists(element) == [P, P]
-    element.fair_share = amount(0.2)
-    assert lists(element) == [P, P]
-    element.lists_are_old = True
-    assert lists(element) == [N, A]
-    # 8: a lowered limit lets more jobs fit below the border
-    change_usage(first, amount(0.4))
-    assert lists(element) == [N, N]
-    assert second.preemptibility == N
-
-
 @pytest.mark.parametrize(
     ("tree", "own", "strict", "protected"),
     [
@@ -304,15 +287,6 @@ def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made_within_the_orde
     assert len(plan.places) == 2
 
 
-def test_6_6_what_other_programs_use_is_not_room():
-    _, node, _, poor = duel([1.0] * 5, 4.0)
-    assert plan_for(node, poor) is not None
-    node.foreign_usage = amount(5.0)
-    assert len(victims_of(plan_for(node, poor))) == 4
-    node.foreign_usage = amount(6.5)
-    assert plan_for(node, poor) is None
-
-
 def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
     other = World()
     stranger = other.operation("stranger")
@@ -465,35 +439,6 @@ def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
     assert find_limit_violators(node) == []
 
 
-def test_6_6_limits_of_an_operation_come_first():
-    world = World()
-    node = world.node()
-    pool = world.pool("p")
-    element, other = world.operation("o", "p", needs=9), world.operation("x", "p", needs=9)
-    jobs = world.jobs(element, node, 4)
-    world.jobs(other, node, 2)
-    for each, fair in ((pool, 0.4), (element, 0.2), (other, 0.2)):
-        give(each, fair)
-    limit(element, 2.0)
-    limit(pool, 4.0)
-    found = [(job, violated) for job, violated, _ in find_limit_violators(node)]
-    assert found == [(jobs[3], element), (jobs[2], element)]
-
-
-def test_6_6_limits_take_protected_jobs_where_there_are_no_others():
-    """Four operations of one job each within their fair shares, and the count rule of the documents."""
-    world = World(max_unpreemptible_running_job_count=10)
-    node = world.node()
-    pool = give(world.pool("p"), 0.2)
-    jobs = []
-    for name in "abcd":
-        element = world.operation(name, "p")
-        jobs += world.jobs(element, node, 1)
-        give(element, 0.05, demand=0.1)
-    limit(pool, 2.0)
-    assert [job for job, _, _ in find_limit_violators(node)] == [jobs[3], jobs[2]]
-
-
 def test_6_6_protected_jobs_stay_while_another_node_has_jobs_to_give():
     world = World()
     node, other = world.node(), world.node("n1")
@@ -537,29 +482,6 @@ def overcommitted(*sizes: float, **settings: Any) -> tuple[World, Node, list[Job
 
 def chosen(node: Node, now: float = 16.0) -> list[Job]:
     return [job for job, _ in find_overcommit_victims(node, now, 15.0)]
-
-
-def test_1_9_only_longer_than_the_allowed_time():
-    _, node, _ = overcommitted(*[1.0] * 8)
-    assert chosen(node, 15.0) == []
-    assert chosen(node, 15.1)
-    node.overcommitted_since = None
-    assert chosen(node, 100.0) == []
-
-
-def test_1_9_nothing_when_it_fits_again():
-    _, node, _ = overcommitted(1.0, 2.0, 3.0)
-    assert chosen(node) == []
-    node.capacity = amount(6.0 - 1e-12)
-    assert chosen(node) == []
-
-
-def test_1_9_foreign_usage_is_not_shared_out():
-    _, node, jobs = overcommitted(*[1.0] * 4)
-    node.foreign_usage = amount(3.0)
-    assert chosen(node) == [jobs[3]]
-    node.foreign_usage = amount(9.0)
-    assert chosen(node) == jobs[::-1]
 
 
 def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
@@ -606,13 +528,6 @@ def test_1_9_jobs_on_reclaimed_cpu_go_first_of_both_parts_those_beyond_the_guara
     assert told[beyond[2]] == " on reclaimed CPU, beyond the guarantee of its pool"
     assert told[beyond[0]] == told[within[0]] == " on reclaimed CPU"
     assert told[ordinary] == ""
-
-
-def test_1_9_ordinary_jobs_beyond_the_guarantee_of_their_pool_go_before_later_ones_within_theirs():
-    _, node, jobs = reclaimed_rivals()
-    for job in node.jobs.values():
-        job.reclaimed = False
-    assert chosen(node) == [*jobs["ordinary"], jobs["beyond"][2]]
 
 
 def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_granted_of_its_flow():
@@ -663,14 +578,6 @@ def test_1_9_jobs_on_reclaimed_cpu_have_no_more_time_where_memory_is_short_or_no
         assert bool(find_overcommit_victims(node, 16.0, 15.0, 60.0)) == is_ended
 
 
-def test_1_9_the_sentence():
-    _, node, _ = overcommitted(*[1.0] * 8)
-    (_, why), _ = find_overcommit_victims(node, 20.0, 15.0)
-    assert why == (
-        'node "n0" was overcommitted for 20 s: 8 of 6 cores (allowed_node_resources_overcommit_duration is 15 s)'
-    )
-
-
 # --- records
 
 
@@ -691,26 +598,6 @@ def test_6_6_the_record_says_who_for_whom_and_why():
     assert record.freed["cpu"] == 1.0
     assert victim is jobs[9]
     assert world.tree.root.usage == amount(10.0)
-
-
-def test_6_6_the_reason_names_the_pool_that_starves():
-    world, node, _, poor = pools_world()
-    poor.starvation_status = "non_starving"
-    starve(world.tree.pools["poor_pool"], "aggressively_starving", since=95.0)
-    plan = plan_for(node, poor, priority="aggressive")
-    assert plan is not None
-    assert plan.victims[0][1].startswith(
-        'pool "poor_pool" is aggressively starving: it has been below its share for 5 s, with '
-    )
-
-
-@pytest.mark.parametrize("kind", ["limit_violated", "overcommit", "graceful", "aborted"])
-def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
-    _, _, jobs, _ = duel([1.0], 1.0)
-    record = make_record(jobs[0], kind, "a reason", 5.0)
-    assert record.why.endswith(": a reason")
-    assert (record.preemptor_job_id, record.preemptor_operation_id, record.priority) == ("", "", "")
-    assert not make_record(jobs[0], kind, "", 5.0).why.endswith(": ")
 
 
 # --- cost

@@ -81,17 +81,6 @@ def test_6_6_who_is_gone_or_wants_no_more_since_the_update_takes_nothing(change)
     assert len(world.state.preemptions) == 1
 
 
-def test_6_3_a_changed_scope_holds_from_the_next_heartbeat_on():
-    world, node, _low, high = make_starving_now(fair_share_starvation_tolerance=1.0)
-    world.element(high).starvation_status = "non_starving"  # only its pool starves
-    node.beat()
-    assert len(world.state.preemptions) == 1
-    world.set_tree(scheduling_preemption_priority_scope="operation_only")
-    world.now += 0.1
-    node.beat()
-    assert len(world.state.preemptions) == 1
-
-
 def test_6_6_who_may_preempt_is_ranked_once_per_update(monkeypatch):
     world, node, _low, _high = make_starving_now()
     ranked = []
@@ -119,22 +108,6 @@ def test_6_6_an_order_of_service_that_ranked_is_freed_with_its_last_reference():
         gc.enable()
 
 
-def test_6_7_the_order_to_stop_carries_the_time_until_the_kill_and_why():
-    world, node, low, high = make_starving_world(job_preemption_timeout=7000)
-    stops = []
-    for _ in range(30):
-        world.now += 1.0
-        world.update()
-        stops += node.beat().stop
-    assert {order.timeout_s for order in stops} == {7.0}
-    assert all(high in order.why for order in stops)
-    record = world.state.preemptions[0]
-    assert (record.kind, record.operation_id, record.preemptor_operation_id) == ("preempted", low, high)
-    assert record.pool == "low"
-    assert record.preemptor_pool == "high"
-    assert record.freed["cpu"] == 1.0
-
-
 def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
     world = World(job_graceful_preemption_timeout=42_000, max_unpreemptible_running_job_count=0)
     world.create_pool("p")
@@ -151,12 +124,3 @@ def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
         stops += node.beat().stop
     assert {order.timeout_s for order in stops} == {42.0}
     assert {order.kind for order in stops} == {"graceful"}
-
-
-def test_6_8_a_starving_operation_gets_the_latest_jobs_of_one_that_keeps_its_share_and_then_it_is_quiet():
-    world, _node, low, high = make_starving_world()
-    order = [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)]
-    world.settle_down(300, 1.0)
-    assert len(world.state.preemptions) == len(world.jobs_of(high)) == 6
-    assert [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)] == order[:4]
-    assert world.cores("low") == pytest.approx(4.0)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import pytest
 from scheduler_world import World, assert_consistent
 
-from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU
 from cpumond.fairshare.tree import Operation, Pool, Snapshot
 from cpumond.scheduler.settings.commands import RemovePool
-from cpumond.scheduler.state import heartbeats, updates
+from cpumond.scheduler.state import updates
 
 
 @pytest.fixture
@@ -93,58 +92,6 @@ def test_after_any_change_the_snapshot_is_as_one_made_from_scratch(world, change
 # --- 5.2, demand
 
 
-def test_5_2_demand_is_usage_and_what_is_still_needed(world):
-    world.create_pool("p")
-    operation = world.run("p", jobs=8, cpu=2.0)
-    world.nodes["n1"].limit(world.jobs_of(operation)[0].id, 0.5)
-    world.nodes["n1"].deaf = True
-    receipt = heartbeats.receive(world.state, world.nodes["n1"].heartbeat(), world.now)
-    assert receipt.accepted
-    entry = operation_of(world, operation)
-    assert entry.usage[CPU] == 8.5
-    assert entry.demand[CPU] == 8.5 + 3 * 2.0
-    assert entry.demand[0] == 8
-    assert world.pool("p").demand[CPU] == 14.5
-
-
-def test_5_2_pending_operations_need_nothing_yet(world):
-    world.create_pool("p", max_running_operation_count=1)
-    running, pending = world.start("p", jobs=3), world.start("p", jobs=100)
-    world.update()
-    assert [operation.name for operation in snapshot(world).operations] == [f"#{running}"]
-    assert world.element(pending).demand == (0.0,) * 5
-    assert world.pool("p").demand[CPU] == 3
-    assert world.element(pending).fair_share == (0.0,) * 5
-    world.abort(running)
-    world.update()
-    assert world.pool("p").demand[CPU] == 100
-
-
-def test_5_2_suspended_operations_want_no_more_than_they_use(world):
-    world.create_pool("p")
-    operation = world.run("p", jobs=30)
-    world.suspend(operation)
-    assert operation_of(world, operation).demand == operation_of(world, operation).usage
-    world.resume(operation)
-    assert operation_of(world, operation).demand[CPU] == 30
-
-
-def test_2_5_demand_of_a_limited_pool_is_not_cut(world):
-    world.create_pool("p", resource_limits={"cpu": 2})
-    world.start("p", jobs=9)
-    world.update()
-    assert world.pool("p").demand[CPU] == 9
-    assert world.share("p") == pytest.approx(0.2)
-
-
-def test_an_operation_in_two_trees_has_its_needs_in_both(world):
-    world.create_tree("other", nodes_filter="x")
-    operation = world.start("p", jobs=9, pool_trees=["default", "other"])
-    world.update()
-    for tree in ("default", "other"):
-        assert world.element(operation, tree).demand[CPU] == 9
-
-
 def test_2_10_a_ratio_follows_the_cluster(world):
     world.create_pool("p", max_share_ratio=0.5)
     operation = world.start("p", jobs=50, max_share_ratio=0.5)
@@ -160,32 +107,6 @@ def test_0_3_a_weight_of_zero_is_the_least_weight(world):
 
 
 # --- taking over what an update found
-
-
-def test_elements_that_came_during_an_update_have_no_share_yet(world):
-    world.create_pool("p")
-    world.start("p", jobs=9)
-    seen = snapshot(world)
-    world.create_pool("late")
-    operation = world.start("late", jobs=9)
-    updates.accept_update(world.state, world.tree(), fair_share_update(seen, world.now, None), world.now)
-    assert world.share("p") == pytest.approx(0.9)
-    assert world.share("late") == 0.0
-    assert world.element(operation).fair_share == (0.0,) * 5
-
-
-def test_elements_that_went_during_an_update_are_passed_over(world):
-    world.create_pool("p")
-    gone, kept = world.start("p", jobs=9), world.start("p", jobs=9)
-    world.start("e", jobs=2)
-    seen = snapshot(world)
-    world.abort(gone)
-    world.create_pool("q")
-    world.set_operation(kept, pool="q")
-    world.do(RemovePool("default", "p"))
-    updates.accept_update(world.state, world.tree(), fair_share_update(seen, world.now, None), world.now)
-    world.step()
-    assert len(world.jobs_of(kept)) == 8
 
 
 def test_what_is_wrong_with_guarantees_is_told(world):

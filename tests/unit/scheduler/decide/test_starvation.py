@@ -170,23 +170,6 @@ def test_6_2_status_of_an_operation(usage, fair, demand, guarantee, status):
     assert element.starvation_status == "non_starving"
 
 
-def test_6_2_the_largest_components_are_compared():
-    world = World()
-    node = world.node(cpu=100.0, memory=100.0)
-    element = world.operation("o", needs=1)
-    world.job(element, node, 10.0, 40.0)
-    element.fair_share, element.demand_share = (0.0, 0.5, 0.0, 0.1, 0.0), (0.0, 1.0, 0.0, 1.0, 0.0)
-    update_starvation(world.tree, 0.0)
-    assert element.scheduling_status == "normal"
-
-
-def test_6_2_starving_strictly_after_the_time_out():
-    world, element = one_operation(0.1, 0.5)
-    for now, status in ((0.0, "non_starving"), (30.0, "non_starving"), (30.001, "starving"), (99.0, "starving")):
-        update_starvation(world.tree, now)
-        assert (element.starvation_status, element.below_since) == (status, 0.0)
-
-
 def test_6_2_the_other_status_keeps_the_timer_and_changes_the_time_out():
     world, element = one_operation(0.1, 0.5, min_share_preemption_timeout=15_000.0)
     update_starvation(world.tree, 0.0)
@@ -200,21 +183,6 @@ def test_6_2_the_other_status_keeps_the_timer_and_changes_the_time_out():
     update_starvation(world.tree, 21.0)
     assert (element.scheduling_status, element.starvation_status) == ("below_fair_share", "non_starving")
     assert element.below_since == 0.0
-
-
-def test_6_2_normal_resets_at_once():
-    world, element = one_operation(0.1, 0.5)
-    update_starvation(world.tree, 0.0)
-    update_starvation(world.tree, 31.0)
-    assert element.starvation_status == "starving"
-    give(element, 0.1)
-    update_starvation(world.tree, 32.0)
-    assert (element.scheduling_status, element.starvation_status, element.below_since) == (
-        "normal", "non_starving", None,
-    )  # fmt: skip
-    give(element, 0.5)
-    update_starvation(world.tree, 33.0)
-    assert (element.starvation_status, element.below_since) == ("non_starving", 33.0)
 
 
 @pytest.mark.parametrize("reason", ["not running", "suspended", "needs nothing"])
@@ -245,42 +213,6 @@ def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, ti
     assert element.starvation_status == "starving"
 
 
-def test_6_2_an_operations_own_time_out_and_tolerance_hold():
-    world = World()
-    node = world.node(cpu=100.0)
-    element = world.operation("o", needs=1, fair_share_starvation_timeout=6e4, fair_share_starvation_tolerance=0.5)
-    world.job(element, node, 24.0)
-    give(element, 0.5)
-    for now in (0.0, 60.0):
-        update_starvation(world.tree, now)
-        assert element.starvation_status == "non_starving"
-    update_starvation(world.tree, 61.0)
-    assert element.starvation_status == "starving"
-    world.job(element, node, 1.0)
-    update_starvation(world.tree, 62.0)
-    assert element.scheduling_status == "normal"
-
-
-def test_6_2_pools_starve_by_the_same_rule_and_the_root_never():
-    world = World()
-    world.node(cpu=100.0)
-    pool = give(world.pool("p"), 0.5)
-    give(world.tree.root, 0.5)
-    for now in (0.0, 31.0):
-        update_starvation(world.tree, now)
-    assert (pool.starvation_status, pool.scheduling_status) == ("starving", "below_fair_share")
-    assert (world.tree.root.starvation_status, world.tree.root.scheduling_status) == ("non_starving", "normal")
-
-
-def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
-    world = World(enable_pool_starvation=False)
-    world.node(cpu=100.0)
-    pool = give(world.pool("p"), 0.5)
-    starve(pool)
-    update_starvation(world.tree, 100.0)
-    assert (pool.starvation_status, pool.scheduling_status, pool.below_since) == ("non_starving", "normal", None)
-
-
 def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_any_pool_above():
     world = World()
     world.node(cpu=100.0)
@@ -307,22 +239,6 @@ def test_6_2_the_aggressive_time_out_counts_from_the_same_moment():
         assert element.starvation_status == status
     update_starvation(world.tree, 120.1)
     assert element.starvation_status == "aggressively_starving"
-
-
-def test_6_2_nobody_starves_in_a_cluster_without_nodes():
-    world = World()
-    world.pool("p")
-    element = world.operation("o", "p", needs=1)
-    for now in (0.0, 100.0):
-        world.update(now)
-    assert element.scheduling_status == "normal"
-
-
-def test_6_4_lists_are_old_after_each_update():
-    world, element = one_operation(0.1, 0.5)
-    element.lists_are_old = False
-    update_starvation(world.tree, 0.0)
-    assert element.lists_are_old
 
 
 def test_6_2_seconds_until_it_starves():

@@ -94,46 +94,6 @@ def test_a_sum_that_goes_back_is_counted_from_where_it_is(world, name):
     assert getattr(world.pool("b"), name) == pytest.approx(36_030.0), "less at the end takes nothing away"
 
 
-def test_a_sum_that_went_back_while_the_job_was_lost_is_counted_from_where_it_is(world):
-    _, job = run_one(world)
-    node = world.nodes["n1"]
-    node.jobs[job].ordered_cpu_seconds = 500.0
-    node.beat()
-    world.now += 400
-    world.expire()
-    node.register()
-    for told, counted in ((20.0, 500.0), (25.0, 505.0)):
-        node.jobs[job].ordered_cpu_seconds = told
-        node.beat()
-        assert world.pool("b").ordered_cpu_seconds == counted
-
-
-def test_a_job_that_is_being_stopped_goes_on_counting(world):
-    operation, job = run_one(world)
-    node = world.nodes["n1"]
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
-    report(world, job, 3.0)
-    assert used(world, "b") == [3.0]
-    node.let_go(job, cpu_seconds=4.0)
-    node.beat()
-    assert used(world, "b", "a") == [4.0, 4.0]
-
-
-def test_a_job_that_ends_after_its_operation_counts_for_the_pools_above(world):
-    operation, job = run_one(world, "e")  # an ephemeral pool, which goes with the operation
-    report(world, job, 3.0)
-    node = world.nodes["n1"]
-    node.keeps_stopping = True
-    world.complete(operation)
-    node.beat()
-    node.let_go(job, cpu_seconds=4.0)
-    node.beat()
-    assert used(world, ROOT_POOL) == [4.0]
-    assert "e" not in world.tree().pools
-
-
 def test_what_was_counted_stays_when_an_operation_moves(world):
     operation, job = run_one(world)
     report(world, job, 5.0)
@@ -165,15 +125,6 @@ def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
     world.settle_down()
     assert used(world, "b") == [3.0]
     assert world.state.finished_jobs[operation][job].cpu_seconds == 106.0
-
-
-def test_a_job_that_is_taken_over_before_its_node_knows_counts_from_when_it_does(world):
-    _, job = run_one(world)
-    world.restart()
-    report(world, job, None)
-    report(world, job, 50.0)
-    report(world, job, 51.0)
-    assert used(world, "b") == [1.0]
 
 
 def test_a_job_that_was_lost_for_a_while_counts_what_it_used_meanwhile(world):

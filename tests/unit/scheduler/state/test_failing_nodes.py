@@ -6,13 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.model.node_failures import GUARD, NodeFailures
-from cpumond.scheduler.settings.operations import AbandonJob
 from cpumond.scheduler.state import blame
 from cpumond.scheduler.state.node_commands import CordonNode, SetNodeTags, UncordonNode
 
@@ -186,21 +184,6 @@ def test_a_success_ends_the_streak_but_not_of_a_job_from_before():
     assert world.states(ids).count("f") == 0
 
 
-def test_a_job_that_a_user_abandons_is_no_success():
-    world = make_world()
-    ids = [world.start(jobs=2), world.start(jobs=2)]
-    world.step(1.0, world.nodes["bad"])
-    world.step(1.0, world.nodes["bad"])
-    last, *others = world.nodes["bad"].jobs
-    for job in others:
-        world.nodes["bad"].finish(job, "failed")
-    world.step(1.0, world.nodes["bad"])
-    assert list(world.state.held) == ["bad"]
-    world.do(AbandonJob(last, world.state.jobs[last].element.name))
-    assert list(world.state.held) == ["bad"]
-    assert world.states(ids) == "rr"
-
-
 def test_not_everything_is_held_off_where_the_operations_are_at_fault():
     names = tuple(f"n{number}" for number in range(8))
     world = make_world(nodes=names)
@@ -282,14 +265,3 @@ def test_an_operator_decides_about_a_node_that_is_held_off():
     world.step(1.0, world.nodes["good"])
     world.step(1000.0, world.nodes["good"])
     assert (world.state.held, "bad" in world.state.nodes) == ({}, False)
-
-
-def test_records_of_an_operation_keep_what_was_blamed_on_a_node():
-    world = make_world()
-    ids = [world.start(jobs=20), world.start(jobs=20)]
-    play(world, 3, fail)
-    world.restart()
-    record = world.record(ids[0])
-    assert (record.failed_on, record.blamed_failures) == ({"bad": 2}, 2)
-    assert not world.state.held
-    assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record

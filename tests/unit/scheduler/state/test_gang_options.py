@@ -9,11 +9,8 @@ from scheduler_world import World, make_task
 
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, PatchOperation
+from cpumond.scheduler.settings.operations import AbortJob
 from cpumond.scheduler.state.node_commands import CordonNode
-
-LOST_S = 301.0
-"""Longer than node_reconnection_timeout."""
 
 
 def task(jobs: int, gang: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
@@ -107,13 +104,6 @@ def test_gang_2_the_variables_of_two_tasks(world):
     assert {told.get("YT_TASK_GANG_RANK") for told in jobs[:2]} == {"0", None}
     assert jobs[2]["YT_GANG_RANK"] == "0"
     assert {told["YT_OPERATION_INCARNATION"] for told in jobs} == {world.record(operation).incarnation}
-
-
-def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world):
-    world.node("n1")
-    operation = world.run("p")
-    ((_, told),) = played(world, operation).values()
-    assert not [name for name in told if "GANG" in name or "INCARNATION" in name or name == "YT_JOB_COUNT"]
 
 
 def test_gang_3_one_is_aborted_and_all_start_again_where_they_were(world):
@@ -228,34 +218,6 @@ def test_gang_8_one_failure_counts_once(world):
     assert reasons(world, operation) == ["job_failed"]
 
 
-def test_an_abandoned_job_counts_as_completed(world):
-    operation = run(world)
-    world.do(AbandonJob(job_on(world, "n1").id))
-    world.settle_down()
-    assert (world.job_counts(operation).completed, reasons(world, operation)) == (1, [])
-    finish(world, "n0")
-    finish(world, "n2")
-    world.settle_down()
-    assert world.states([operation]) == "c"
-
-
-def test_job_count_of_a_gang_cannot_be_changed(world):
-    operation = run(world)
-    with pytest.raises(CommandError, match="the jobs of a gang"):
-        world.do(PatchOperation(operation, [{"path": "/tasks/t/job_count", "value": 4}]))
-
-
-def test_several_that_fail_at_once_count_once(world):
-    """The others went down with the first, whichever node tells it first."""
-    operation = run(world, max_failed_job_count=2)
-    for node in ("n0", "n1", "n2"):
-        finish(world, node, "failed", exit_code=1)
-    world.settle_down(6)
-    counts = world.job_counts(operation)
-    assert (counts.failed, counts.aborted, world.states([operation])) == (1, 2, "r")
-    assert len(played(world, operation)) == 3
-
-
 def test_gang_9_a_restart_of_the_scheduler_while_all_run_changes_nothing(world):
     operation = run(world)
     before, first = played(world, operation), world.record(operation).incarnation
@@ -325,34 +287,6 @@ def test_no_job_of_an_incarnation_is_ordered_before_all_of_the_one_before_have_e
     world.nodes["n2"].keeps_stopping = False
     world.nodes["n2"].let_go(job)
     world.settle_down(4)
-    assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
-
-
-def test_a_job_of_before_that_completes_all_the_same_is_done_again(world):
-    operation = run(world)
-    world.nodes["n2"].keeps_stopping = True
-    abort(world, "n1")
-    world.settle_down()
-    (job,) = world.nodes["n2"].jobs
-    world.nodes["n2"].let_go(job, "completed")
-    world.settle_down(4)
-    assert world.job_counts(operation).completed == 0
-    assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
-
-
-def test_a_lost_node_begins_the_next_one_and_its_job_of_before_is_not_taken_over(world):
-    operation = run(world)
-    lost, others = world.nodes["n1"], [world.nodes["n0"], world.nodes["n2"]]
-    world.node("n3", cpu=1)
-    for _ in range(6):
-        world.step(LOST_S / 6 + 1.0, *others, world.nodes["n3"])
-    for _ in range(3):
-        world.step(1.0, *others, world.nodes["n3"])
-    assert reasons(world, operation) == ["job_aborted"]
-    (job,) = lost.jobs
-    lost.register()
-    world.settle_down(3)
-    assert job not in lost.jobs
     assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
 
 

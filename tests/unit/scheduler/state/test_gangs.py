@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_world import EASY, World, assert_consistent, make_task
+from scheduler_world import World, assert_consistent, make_task
 
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.protection import find_protections
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.settings.commands import RemoveTree
-from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.node_commands import DrainNode
 
 
@@ -49,17 +48,6 @@ def test_all_jobs_start_with_one_heartbeat_and_are_stored_in_one_write():
     assert sum(kind == "start" for kind, _ in world.stored) == 3
     world.beat()
     assert all(len(node.jobs) == 1 for node in world.nodes.values())
-
-
-def test_a_gang_that_does_not_fit_waits_and_says_why():
-    world = make_world()
-    world.nodes["n0"].has(1.0)
-    gang = world.run(jobs=3, cpu=2.0, is_gang=True)
-    assert not world.jobs_of(gang)
-    assert list(world.element(gang).deactivations) == ["gang_room"]
-    world.nodes["n0"].foreign.clear()
-    world.step(1.0, world.nodes["n0"], world.nodes["n1"])
-    assert len(world.jobs_of(gang)) == 3
 
 
 def test_limits_forbid_a_gang_as_a_whole():
@@ -111,30 +99,6 @@ def test_a_gang_that_fails_as_a_whole_has_failed_once():
     assert len(world.jobs_of(gang)) == 4
 
 
-def test_a_node_that_does_not_start_its_job_in_time_takes_the_others_back():
-    world = make_world()
-    world.nodes["n2"].deaf = True
-    gang = world.run(jobs=3, cpu=2.0, is_gang=True)
-    assert len(world.jobs_of(gang)) == 3
-    world.settle_down(40)
-    assert {job.state for job in world.jobs_of(gang)} <= {"starting", "running"}
-    reasons = [job.reason for job in world.state.finished_jobs[gang].values()]
-    assert sum("its gang starts again as a whole" in reason for reason in reasons) >= 2
-
-
-def test_a_job_beyond_its_time_limit_ends_its_gang():
-    world = make_world()
-    task = {"command": "true", "job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
-    gang = world.do(StartOperation({"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100})).id
-    world.settle_down()
-    world.settle_down(9)
-    world.step(2.0)
-    assert not world.jobs_of(gang)
-    world.settle_down(3)
-    assert world.record(gang).counts["t"].failed == 1
-    assert len(world.jobs_of(gang)) == 3
-
-
 def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
     world = make_world()
     world.run(jobs=3, cpu=2.0, is_gang=True)
@@ -148,61 +112,6 @@ def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
     assert times == [settings.job_graceful_preemption_timeout] * 3
 
 
-def make_overdue(**more: Any) -> tuple[World, str]:
-    """A gang of three whose jobs exceed their time limit with the next heartbeats; no job ends when it is told to."""
-    world = World(max_unpreemptible_running_job_count=0, nodes_filter="!b")
-    world.create_tree("second", nodes_filter="b", max_unpreemptible_running_job_count=0)
-    for number in range(4):
-        world.node(f"n{number}", cpu=2)
-    world.step()
-    task = {"job_time_limit": 10_000}
-    gang = world.start(jobs=3, cpu=2.0, task=task, is_gang=True, max_failed_job_count=100, **more)
-    world.settle_down(10)
-    assert len(world.jobs_of(gang)) == 3
-    for node in world.nodes.values():
-        node.keeps_stopping = True
-    return world, gang
-
-
-def let_all_go(world: World) -> None:
-    for node in world.nodes.values():
-        for job_id in list(node.stopping):
-            node.let_go(job_id)
-
-
-def assert_waits_for_its_last_run(world, gang):
-    assert not world.jobs_of(gang)
-    let_all_go(world)
-    world.settle_down(3)
-    assert len(world.jobs_of(gang)) == 3
-
-
-def test_a_gang_does_not_begin_in_another_tree_before_its_jobs_have_ended_in_the_first():
-    world, gang = make_overdue(pool_trees=["default", "second"])
-    for number in range(3):
-        world.node(f"m{number}", cpu=2, tags=("b",))
-    world.settle_down(5)
-    # The job that failed is needed again once it has ended: without it the others would be a part of the gang.
-    assert sum(len(node.stopping) for node in world.state.nodes.values()) == 3
-    assert_waits_for_its_last_run(world, gang)
-
-
-def test_a_gang_waits_for_its_jobs_on_a_node_that_went_to_another_tree():
-    world, gang = make_overdue()
-    while world.jobs_of(gang):
-        world.step()
-    [failing] = [job for job in world.state.jobs.values() if job.keeps_place]
-    moved = world.nodes[failing.node.id]
-    moved.tags = ("b",)
-    moved.register()
-    for node in world.nodes.values():
-        if node is not moved:
-            for job_id in list(node.stopping):
-                node.let_go(job_id)
-    world.settle_down(5)
-    assert_waits_for_its_last_run(world, gang)
-
-
 def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop():
     world, gang = make_gang(nodes=6)
     first, *others = [node for node in world.nodes.values() if node.jobs]
@@ -212,7 +121,12 @@ def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop
     world.settle_down(2)
     world.restart()
     world.settle_down(4)
-    assert_waits_for_its_last_run(world, gang)
+    assert not world.jobs_of(gang)
+    for node in others:
+        for job_id in list(node.stopping):
+            node.let_go(job_id)
+    world.settle_down(3)
+    assert len(world.jobs_of(gang)) == 3
 
 
 def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
@@ -230,21 +144,6 @@ def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
     assert len(world.jobs_of(gang)) == 3
 
 
-def test_a_node_that_comes_back_does_not_bring_a_part_of_a_gang_back():
-    rules = Rules(spare=EASY.spare, node_heartbeat_timeout_s=3.0)
-    world = World(rules, max_unpreemptible_running_job_count=0, node_reconnection_timeout=0)
-    nodes = [world.node(f"n{number}", cpu=2) for number in range(3)]
-    gang = world.run(jobs=2, cpu=2.0, is_gang=True)
-    silent = next(node for node in nodes if node.jobs)
-    for _ in range(6):
-        world.step(1.0, *(node for node in nodes if node is not silent))
-    ids = {job.id for job in world.jobs_of(gang)}
-    assert len(ids) == 2
-    world.settle_down(4)
-    assert {job.id for job in world.jobs_of(gang)} == ids
-    assert not silent.jobs
-
-
 # --- preemption
 
 
@@ -257,17 +156,6 @@ def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[Worl
     gang = world.start("small", jobs=gang_jobs, is_gang=True)
     world.settle_down(5)
     return world, big, gang
-
-
-def test_room_for_a_gang_is_made_on_several_nodes_at_once():
-    world, big, gang = make_rivals(3)
-    assert (len(world.jobs_of(big)), len(world.jobs_of(gang))) == (3, 3)
-    records = list(world.state.preemptions)
-    assert len(records) == 3
-    assert len({record.at for record in records}) == 1
-    assert {record.preemptor_operation_id for record in records} == {gang}
-    by_id = {job.id: job for job in world.jobs_of(gang)}
-    assert {by_id[record.preemptor_job_id].node.id for record in records} == {record.node_id for record in records}
 
 
 def test_nobody_is_killed_for_a_part_of_a_gang():
@@ -417,18 +305,6 @@ def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn()
         if kept is not None and seen[-1:] != [kept.element.name]:
             seen.append(kept.element.name)
     assert seen[:3] == [gangs[0], gangs[1], gangs[0]]
-
-
-def test_nothing_is_kept_where_the_tree_forbids_it():
-    world, _ = make_busy(0)
-    assert not world.state.gangs.reservations
-
-
-def test_a_suspended_gang_keeps_no_room():
-    world, gangs = make_busy(60_000)
-    world.suspend(gangs[0])
-    world.step()
-    assert world.state.gangs.reservations["default"].element.name == gangs[1]
 
 
 @pytest.mark.parametrize("how", ["abort", "remove"])

@@ -29,15 +29,6 @@ def test_a_pool_becomes_inner_with_its_first_sub_pool_and_ceases_to_be_with_its_
     assert limits(world, "lab") == (8, 50)
 
 
-def test_children_run_as_many_operations_as_each_may():
-    world = make()
-    for name in ("a", "b", "c"):
-        world.create_pool(name, "lab")
-        for _ in range(9):
-            world.start(name)
-    assert [world.counts(name)[0] for name in ("a", "b", "c", "lab")] == [8, 8, 8, 24]
-
-
 def test_what_an_inner_pool_says_itself_holds():
     world = make()
     world.create_pool("team", "lab")
@@ -55,14 +46,3 @@ def test_pools_in_which_ephemeral_ones_are_made_are_inner(is_parent_of_all):
     else:
         world.set_pool("lab", create_ephemeral_subpools=True)
     assert limits(world, "lab") == (100, 50_000)
-
-
-def test_operations_that_waited_for_an_inner_pool_run_once_the_option_is_set():
-    world = make(per_pool_counts_for_leaves_only=False)
-    for name in ("a", "b"):
-        world.create_pool(name, "lab")
-        for _ in range(6):
-            world.start(name)
-    assert world.counts("lab")[0] == 8
-    world.set_tree(per_pool_counts_for_leaves_only=True)
-    assert world.counts("lab")[0] == 12

@@ -49,13 +49,6 @@ def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_
     assert [order.has_ceiling for order in orders] == [True] * 4 + [False] * 3
 
 
-def test_orders_that_meet_the_capacity_exactly_are_ordinary():
-    world = World()
-    world.node("n", cpu=0.3)
-    operation = world.run(jobs=3, cpu=0.1)
-    assert classes(world, operation) == ["ordinary"] * 3
-
-
 def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
     world = World()
     node = world.node("n", cpu=4.0)
@@ -112,21 +105,6 @@ def test_a_job_that_was_lost_and_comes_back_has_its_class_and_one_without_a_reco
     assert {job.id: job.reclaimed for job in world.jobs_of(batch)} == dict.fromkeys(jobs, False)
 
 
-def test_jobs_that_were_told_to_stop_do_not_count_so_that_who_preempts_is_ordinary():
-    world = World(
-        fair_share_starvation_timeout=0, preemptive_scheduling_backoff=0, max_unpreemptible_running_job_count=0
-    )
-    node = world.node("n", cpu=4.0)
-    node.keeps_stopping = True
-    world.create_pool("rich")
-    world.create_pool("poor", strong_guarantee_resources={"cpu": 2})
-    world.run("rich", jobs=4)
-    poor = world.start("poor", jobs=2)
-    world.settle_down(6)
-    assert len(node.stopping) == 2
-    assert classes(world, poor) == ["ordinary"] * 2
-
-
 def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
     world, node = make_world()
     for idle_class, asked in (("", False), ("idle", True), ("lowest weight", True)):
@@ -159,13 +137,6 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_order
     world.settle_down()
     assert classes(world, refusing) == ["ordinary"]
     assert_consistent(world.state)
-
-
-def test_an_operation_that_refuses_reclaimed_cpu_does_not_hold_up_others():
-    world, _ = make_world()
-    refusing = world.start("a", allow_reclaimed=False)
-    other = world.run("b")
-    assert (classes(world, refusing), classes(world, other)) == ([], ["reclaimed"])
 
 
 def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node_too():
@@ -261,15 +232,6 @@ def test_an_agent_without_an_idle_class_gives_jobs_on_reclaimed_cpu_the_ceiling_
 
 
 # --- gangs
-
-
-def test_the_jobs_of_one_gang_may_differ_in_class():
-    world = World()
-    node = world.node("n", cpu=4.0)
-    node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
-    world.beat()
-    gang = world.run(jobs=3, is_gang=True)
-    assert sorted(classes(world, gang)) == ["ordinary", "reclaimed", "reclaimed"]
 
 
 def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_orders_of_several_nodes():

@@ -98,12 +98,3 @@ def test_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
             check(world.state, command, User("bob"))
         assert caught.value.code == ACCESS_DENIED
         check(world.state, command, User("ann"))
-
-
-def test_a_scheduler_that_takes_over_knows_who_aborted_a_job(world):
-    operation, [job] = begin(world, 1)
-    world.do(AbortJob(job))
-    world.restart()
-    world.settle_down()
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-    assert world.record(operation).aborted_for == {"user_request": 1}

@@ -11,7 +11,7 @@ from scheduler_world import PlayedNode, World, make_task
 from cpumond.api.updated_tree import look_once
 from cpumond.api.yt.lazy import materialise
 from cpumond.api.yt.orchid import operation_info
-from cpumond.core.wire import AgentAbout, StopOrder
+from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, StartOperation
@@ -119,18 +119,6 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
     assert world.record(operation).state == "running"
 
 
-def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
-    node = world.node("n1", cpu=2.0)
-    world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = world.run("p", task={"interruptible": True}, fail_on_job_restart=True)
-    job = job_of(world, operation)
-    node.keeps_stopping = True
-    preempt(world, node)
-    node.let_go(job, "completed", start_time=world.now - 20.0)
-    world.settle_down()
-    assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=1))
-
-
 def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_does_not(world):
     """FOJR-3."""
     node = world.node("n1")
@@ -164,41 +152,6 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
 
 
-def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operation(world):
-    node = world.node("n1")
-    operation = world.start("p", fail_on_job_restart=True)
-    world.step()
-    node.finish(next(iter(node.jobs)), "lost")
-    world.settle_down()
-    assert error_of(world, operation)["code"] == 210
-
-
-def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
-    """FOJR-4."""
-    node = world.node("n1")
-    operation = world.run("p", jobs=2, fail_on_job_restart=True)
-    jobs = list(node.jobs)
-    world.restart()
-    world.settle_down()
-    assert list(node.jobs) == jobs
-    for job in jobs:
-        end(world, node, job, "completed")
-    assert world.record(operation).state == "completed"
-
-
-def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_of_the_scheduler(world):
-    node = world.node("n1")
-    operation = world.run("p", fail_on_job_restart=True)
-    (job,) = node.jobs
-    node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
-    world.restart()
-    world.settle_down(3)
-    assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
-    node.let_go(job, start_time=world.now - 9.0)
-    world.settle_down()
-    assert error_of(world, operation)["attributes"]["job_abort_reason"] == "resource_overdraft"
-
-
 def test_a_restart_fails_an_operation_that_is_half_begun(world):
     """FOJR-4."""
     node = world.node("n1", cpu=5.0)
@@ -211,15 +164,6 @@ def test_a_restart_fails_an_operation_that_is_half_begun(world):
     assert (error["code"], error["attributes"]) == (210, {"reason": "job_count_mismatch_after_revival"})
     assert "1 job had not been started" in error["message"]
     assert (world.job_counts(operation), node.jobs) == (JobCounts(completed=1, aborted=5), {})
-
-
-def test_a_restart_spares_what_has_not_begun_and_tasks_that_do_not_say_so(world):
-    world.node("n1", cpu=2.0)
-    waiting = world.run("p", jobs=2, task={"cpu_limit": 3}, fail_on_job_restart=True)
-    other = world.run("p", tasks={"a": make_task(5), "b": make_task(1, fail_on_job_restart=True, cpu_limit=3)})
-    world.restart()
-    world.settle_down()
-    assert world.states([waiting, other]) == "rr"
 
 
 def test_its_jobs_are_preempted_after_others_that_are_protected_alike(world):
@@ -279,13 +223,6 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     assert (world.record(operation).suspended, world.job_counts(operation).failed) == (True, 2)
 
 
-def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(world):
-    node = world.node("n1")
-    operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
-    end(world, node, job_of(world, operation))
-    assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
-
-
 # --- restart_completed_jobs
 
 
@@ -301,14 +238,6 @@ def test_completed_jobs_start_again_until_the_operation_is_ended(world):
     world.settle_down()
     assert {job.state for job in world.state.finished_jobs[operation].values()} == {"completed"}
     world.complete(operation)
-    world.settle_down()
-    assert (world.record(operation).state, node.jobs) == ("completed", {})
-
-
-def test_an_abandoned_job_is_not_started_again(world):
-    node = world.node("n1")
-    operation = world.run("p", task={"restart_completed_jobs": True})
-    world.do(AbandonJob(job_of(world, operation)))
     world.settle_down()
     assert (world.record(operation).state, node.jobs) == ("completed", {})
 
@@ -359,15 +288,6 @@ def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(wo
     assert record.reason == "exit code 17 is its restart_exit_code: its work is started again"
 
 
-def test_a_restart_exit_code_needs_no_interruption(world):
-    node = world.node("n1")
-    operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1, fail_on_job_restart=True)
-    end(world, node, job_of(world, operation), exit_code=17)
-    assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
-    end(world, node, job_of(world, operation), exit_code=16)
-    assert world.record(operation).state == "failed"
-
-
 def test_a_restart_exit_code_counts_of_a_job_that_ended_before_it_was_taken_over(world):
     node = world.node("n1")
     operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1)
@@ -407,25 +327,6 @@ def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(wor
     node.let_go(interrupt(world, node, operation), "failed", exit_code=3)
     world.settle_down()
     assert world.job_counts(operation) == JobCounts(aborted=1)
-
-
-def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(world):
-    node = world.node("n1")
-    operation = world.run("p", jobs=2, task={"restart_exit_code": 17}, is_gang=True)
-    before = set(node.jobs)
-    end(world, node, job_of(world, operation), exit_code=17)
-    world.settle_down()
-    assert not before & set(node.jobs)
-    assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(lost=1, aborted=1), 2)
-
-
-def test_a_completed_job_of_a_gang_starts_again_alone(world):
-    node = world.node("n1")
-    operation = world.run("p", jobs=2, task={"restart_completed_jobs": True}, is_gang=True)
-    first, second = node.jobs
-    end(world, node, first, "completed")
-    assert (len(node.jobs), second in node.jobs) == (2, True)
-    assert world.job_counts(operation) == JobCounts(lost=1)
 
 
 def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
-import pytest
-from scheduler_world import PlayedNode, World, assert_consistent, make_task
+from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.core.wire import HeartbeatAnswer, StopOrder
-from cpumond.scheduler.elements.job_numbers import EndingJob, TaskNumbers
+from cpumond.scheduler.elements.job_numbers import TaskNumbers
 from cpumond.scheduler.state.node_commands import CordonNode
 
 LOST_S = 301.0
@@ -42,41 +41,11 @@ def test_env_1_a_restarted_job_has_the_cookie_of_the_one_that_it_replaces_and_ne
     assert numbers(node) == [(1, 1, 1), (2, 2, 2), (0, 3, 3)]
 
 
-def test_env_2_cookies_count_within_a_task_and_one_index_in_the_operation(world):
-    node = world.node("n1")
-    world.run("p", tasks={"master": make_task(1), "slave": make_task(3)})
-    by_task = [(job.order.task, *found) for job, found in zip(node.jobs.values(), numbers(node), strict=True)]
-    assert sorted(by_task) == [("master", 0, 0, 0), ("slave", 0, 1, 0), ("slave", 1, 2, 1), ("slave", 2, 3, 2)]
-
-
 def test_a_job_knows_its_tree_and_node(world):
     node = world.node("n1", address="n1.example")
     world.run("p")
     (job,) = node.jobs.values()
     assert (job.order.variables["YT_POOL_TREE"], job.order.variables["YT_NODE_HOST"]) == ("default", "n1.example")
-
-
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_again(world, is_restarted):
-    node = world.node("n1", cpu=4)
-    world.run("p", jobs=6)
-    first, second, third, fourth = node.jobs
-    node.finish(second)
-    node.finish(third, "aborted")
-    node.beat()
-    node.deaf = True
-    if is_restarted:
-        world.restart()
-        node.register()
-    node.deaf = False
-    world.settle_down()
-    assert sorted(cookies(node)) == [0, 2, 3, 4]
-    assert sorted(index for _, index, _ in numbers(node)) == [0, 3, 4, 5]
-    node.finish(first)
-    node.finish(fourth, "failed")
-    world.settle_down()
-    assert sorted(cookies(node)) == [2, 3, 4, 5]
-    assert len({index for _, index, _ in numbers(node)} | {0, 1, 2, 3}) == 8
 
 
 def replace_while_it_stops(world: World) -> tuple[PlayedNode, PlayedNode, str, str]:
@@ -111,30 +80,6 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
     assert numbers(there) == [(0, 1, 1)]
 
 
-def test_a_job_takes_another_cookie_than_that_of_one_that_still_ends(world):
-    node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
-    operation = world.run("p", jobs=5)
-    for each in (node, other):
-        each.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    world.beat()
-    third = world.node("n3", cpu=2)
-    world.do(CordonNode(node.id))
-    world.do(CordonNode(other.id))
-    world.resume(operation)
-    world.settle_down()
-    assert cookies(third) == [2, 3]
-
-
-def test_a_job_that_completes_in_the_time_that_it_was_given_is_not_done_again(world):
-    here, there, operation, job = replace_while_it_stops(world)
-    assert [each.node.id for each in world.jobs_of(operation)] == [there.id]
-    here.let_go(job, "completed")
-    world.settle_down()
-    assert world.states([operation]) == "c"
-    assert world.job_counts(operation).completed == 1
-
-
 def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
     """An operation of two jobs; the node of the one with cookie 0, that of the other."""
     nodes = [world.node("n1", cpu=1), world.node("n2", cpu=1)]
@@ -142,15 +87,6 @@ def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
     nodes.sort(key=cookies)
     assert [cookies(node) for node in nodes] == [[0], [1]]
     return nodes[0], nodes[1], operation
-
-
-def test_a_job_that_comes_back_has_its_cookie_again_while_it_is_free(world):
-    first, second, operation = start_on_both(world)
-    lose(world, second)
-    first.register()
-    world.settle_down()
-    assert (cookies(first), cookies(second)) == ([0], [1])
-    assert {job.cookie: job.index for job in world.jobs_of(operation)} == {0: 0, 1: 1}
 
 
 def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie_though_one_is_needed(world):
@@ -206,20 +142,6 @@ def test_a_replacement_that_is_needless_ends_though_a_take_over_does_not_know_th
     assert world.job_counts(operation).completed == 1
 
 
-def test_a_job_that_completes_after_its_replacement_has_counts_no_more(world):
-    first, second, operation = start_on_both(world)
-    third = world.node("n3", cpu=1)
-    first.finish(next(iter(first.jobs)))
-    lose(world, second, third)
-    third.finish(next(iter(third.jobs)))
-    world.settle_down()
-    assert world.job_counts(operation).completed == 1
-    first.register()
-    world.settle_down()
-    assert (world.job_counts(operation).completed, world.states([operation])) == (1, "r")
-    assert cookies(second) == [1]
-
-
 def test_jobs_that_a_version_without_numbers_started_take_the_places_that_are_left(world):
     node = world.node("n1", cpu=3)
     operation = world.run("p", jobs=5)
@@ -251,18 +173,6 @@ def test_each_step_costs_the_same_for_any_number_of_jobs():
         task.give_back(cookie, f"a{cookie}")
     assert [task.take(f"b{number}", most) for number in range(most // 2)] == list(range(0, most, 2))
     assert all(task.is_taken(cookie) for cookie in range(most))
-
-
-def test_a_cookie_of_a_job_that_ends_is_given_last():
-    task = TaskNumbers("t")
-    assert [task.take(name, 3) for name in "ab"] == [0, 1]
-    task.note_ending(0, EndingJob("a", "n1"))
-    task.give_back(0, "a")
-    assert task.take("c", 3) == 2
-    assert task.take("d", 3) == 0
-    assert task.find_ending(0) == EndingJob("a", "n1")
-    task.note_ended(0, "a")
-    assert task.find_ending(0) is None
 
 
 def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[PlayedNode, PlayedNode, str, str]:

@@ -70,46 +70,6 @@ def test_long_commands_come_with_several_answers_of_a_bounded_size(world, charac
     assert list(node.jobs) == started(world, operation)
 
 
-def test_one_job_comes_however_long_its_order_is(world):
-    node = world.node("n1")
-    operation = start_long(world, 2, 240, "\x01")
-    world.step()
-    first, second = started(world, operation)
-    assert len(msgspec.json.encode(node.heard)) > MAX_ORDER_BYTES
-    assert ordered(node) == [first]
-    world.step()
-    assert ordered(node) == [second]
-
-
-def test_orders_to_stop_and_acknowledgements_are_in_each_answer(world):
-    node = world.node("n1")
-    old = start(world, 3)
-    world.settle_down()
-    stopped, done = started(world, old)[:2]
-    node.keeps_stopping = True
-    start(world, 3 * MAX_ORDERS)
-    node.finish(done)
-    world.step()
-    assert node.heard.acknowledged == [done]
-    assert len(node.heard.start) == MAX_ORDERS
-    world.abort(old)
-    world.step()
-    assert stopped in [stop.job_id for stop in node.heard.stop]
-    assert len(node.heard.start) == MAX_ORDERS
-
-
-def test_jobs_that_wait_on_the_node_do_not_keep_others_from_it(world):
-    node = world.node("n1")
-    node.has_no_room = True
-    operation = start(world, MAX_ORDERS + 10)
-    world.step()
-    jobs = started(world, operation)
-    assert list(node.waiting) == jobs[:MAX_ORDERS]
-    world.step()
-    assert set(node.waiting) == set(jobs)
-    assert ordered(node) == [*jobs[: MAX_ORDERS - 10], *jobs[MAX_ORDERS:]]
-
-
 def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world):
     node = world.node("n1")
     node.has_no_room = True

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
 
-from cpumond.core.wire import StopOrder
 from cpumond.scheduler.model import CommandError, JobCounts, JobRecord
 from cpumond.scheduler.state.nodes import register_node
 
@@ -66,36 +65,6 @@ def lose(world: World, *alive: PlayedNode) -> None:
         world.step(1.0, *alive)
 
 
-# --- jobs that wait on their node, of which it says nothing
-
-
-def test_the_nodes_own_word_on_a_job_that_had_no_room_is_the_reason(world):
-    node, operation, job = order_without_room(world)
-    world.now += 30.0
-    why = "the node had no room for it within 30 s: 1 cpu of 0 free"
-    node.begin(job)
-    node.finish(job, "aborted", reason=why)
-    node.has_no_room = False
-    world.settle_down()
-    assert ended(world, operation, job).reason == why
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-    assert len(node.jobs) == 1
-
-
-def test_a_waiting_job_of_an_aborted_operation_is_told_to_stop_and_never_starts(world):
-    node, operation, job = order_without_room(world)
-    node.deaf = True  # the first answer with the order to stop is lost
-    world.abort(operation)
-    assert [stop.job_id for stop in node.beat().stop] == [job]
-    node.deaf = False
-    assert [stop.job_id for stop in node.beat().stop] == [job]
-    assert node.waiting == {}
-    node.beat()
-    assert ended(world, operation, job).state == "aborted"
-    assert world.state.jobs == {}
-    assert node.heard.stop == []
-
-
 def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
     node = world.node("n1")
     node.deaf = True
@@ -107,6 +76,9 @@ def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
     assert len(world.state.nodes["n1"].stopping) == 1
     world.step(GIVEN_UP_S)
     assert world.state.jobs == {}
+
+
+# --- jobs that wait on their node, of which it says nothing
 
 
 def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_it_is_needed(world):
@@ -144,32 +116,6 @@ def test_a_waiting_job_whose_start_is_not_stored_is_stopped_when_it_was_replaced
 # --- ends
 
 
-def test_a_job_that_ends_between_its_order_and_the_first_report_counts(world):
-    node = world.node("n1")
-    operation = world.start("p")
-    world.step()
-    (job,) = node.jobs
-    node.finish(job, start_time=world.now + 7.0, finish_time=world.now + 7.5, cpu_seconds=0.25)
-    node.beat()
-    assert world.states([operation]) == "c"
-    record = ended(world, operation, job)
-    assert (record.finish_time - record.start_time, record.cpu_seconds) == (0.5, 0.25)
-
-
-def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
-    node = world.node("n1")
-    operation = run(world, 2)
-    job = next(iter(node.jobs))
-    node.finish(job)
-    node.deaf = True
-    assert node.beat().acknowledged == [job]
-    node.deaf = False
-    world.restart()
-    assert node.beat().acknowledged == [job]
-    assert node.finished == {}
-    assert world.job_counts(operation) == JobCounts(completed=1)
-
-
 def test_a_job_that_failed_cannot_complete_afterwards(world):
     node = world.node("n1")
     operation = run(world, 2)
@@ -199,33 +145,6 @@ def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced_and_that_it_f
     assert (world.states([operation]), len(other.jobs)) == (("c", 0) if state == "completed" else ("r", 1))
 
 
-def test_a_job_that_has_ended_is_not_taken_over_again(world):
-    node = world.node("n1")
-    operation = run(world, 3)
-    job = next(iter(node.jobs))
-    kept = node.jobs[job]
-    node.finish(job)
-    node.beat()
-    node.jobs[job] = kept
-    world.set_operation(operation, resource_limits={"cpu": 0})
-    answer = node.beat()
-    assert [(stop.job_id, stop.why) for stop in answer.stop] == [(job, "it was reported as completed before")]
-    assert world.job_counts(operation) == JobCounts(completed=1)
-    assert job not in {each.id for each in world.jobs_of(operation)}
-
-
-def test_an_end_that_is_told_after_a_restart_stays_in_the_history_of_a_finished_operation(world):
-    node, operation, job = run_one(world)
-    world.abort(operation)
-    node.keeps_stopping = True
-    node.beat()
-    world.restart()
-    node.let_go(job, "aborted", exit_code=143)
-    node.beat()
-    assert (ended(world, operation, job).state, ended(world, operation, job).exit_code) == ("aborted", 143)
-    assert node.finished == {}
-
-
 # --- jobs that were told to stop
 
 
@@ -253,35 +172,6 @@ def test_6_7_a_preempted_job_is_aborted_whatever_its_exit_code_and_started_again
     world.settle_down()
     assert len(world.jobs_of(low)) == 1
     assert_consistent(world.state)
-
-
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_1_9_a_job_of_an_overcommitted_node_is_recorded_with_kind_sentence_and_exit_code(world, exit_code):
-    node = world.node("n1", cpu=2)
-    operation = run(world, 2)
-    node.has(1.0)
-    node.keeps_stopping = True
-    world.settle_down(17)
-    (job,) = node.stopping
-    stop = node.stopping[job]
-    assert stop.kind == "overcommit"
-    node.let_go(job, "aborted", exit_code=exit_code)
-    node.foreign.clear()
-    world.settle_down()
-    record = ended(world, operation, job)
-    assert (record.state, record.exit_code, record.reason) == ("aborted", exit_code, stop.why)
-    assert record.preemption is not None
-    assert record.preemption.kind == "overcommit"
-    assert len(world.jobs_of(operation)) == 2
-
-
-@pytest.mark.parametrize(("state", "reason"), [("completed", ""), ("aborted", "resource_overdraft: too much")])
-def test_6_7_of_a_job_that_was_told_to_stop_the_nodes_own_word_stands(world, state, reason):
-    node, operation, job = stop_slowly(world)
-    node.let_go(job, state, reason=reason)
-    node.beat()
-    assert world.states([operation]) == ("c" if state == "completed" else "r")
-    assert ended(world, operation, job).reason == reason
 
 
 def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
@@ -330,14 +220,6 @@ def test_the_run_that_is_registered_may_register_again_and_a_new_one_may_replace
         node.register()
 
 
-def test_a_node_that_was_given_up_may_come_back_as_the_same_run(world):
-    node = world.node("n1")
-    node.restart_agent()
-    lose(world)
-    node.register()
-    assert node.beat().accepted
-
-
 # --- jobs of before that end already
 
 
@@ -373,15 +255,6 @@ def test_a_job_that_is_being_stopped_is_not_taken_over_and_takes_its_room_until_
     assert len(other.jobs) == 1
 
 
-def test_a_job_that_is_being_stopped_gets_no_other_order_that_could_shorten_its_time(world):
-    node, operation, _ = restart_while_it_stops(world, job_preemption_timeout=42_000)
-    world.set_tree(job_preemption_timeout=1000)
-    assert node.beat().stop == []
-    world.abort(operation)
-    assert node.beat().stop == []
-    assert node.beat().stop == []
-
-
 @pytest.mark.parametrize(
     ("state", "exit_code", "expected"),
     [("aborted", 143, JobCounts(aborted=1)), ("completed", 0, JobCounts(completed=1))],
@@ -401,20 +274,6 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
     assert world.states([operation]) == ("c" if state == "completed" else "r")
 
 
-def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over(world):
-    node, operation, job = stop_slowly(world)
-    world.resume(operation)
-    lose(world)
-    node.register()
-    world.set_operation(operation, resource_limits={"cpu": 0})
-    world.settle_down()
-    assert world.jobs_of(operation) == []
-    assert node.heard.stop == []
-    node.let_go(job)
-    world.settle_down()
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-
-
 def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_when_it_comes_back(world):
     node = world.node("n1", cpu=1)
     operation = run(world)
@@ -428,22 +287,6 @@ def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_wh
     world.settle_down(6)
     assert [each.id != job for each in world.jobs_of(operation)] == [True], "another one does its work"
     assert_consistent(world.state)
-
-
-def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(world):
-    node, operation, job = run_one(world, cpu=1)
-    node.stopping[job] = StopOrder(job, 15.0, "resource_overdraft", "resource_overdraft: too much")
-    world.settle_down()
-    assert [(each.id, each.state) for each in world.jobs_of(operation)] == [(job, "running")]
-    assert world.cores("p") == 1.0
-    assert (node.heard.start, node.heard.stop) == ([], [])
-    node.let_go(job, exit_code=143)
-    node.beat()
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-    record = ended(world, operation, job)
-    assert (record.reason, record.exit_code, record.preemption) == ("resource_overdraft: too much", 143, None)
-    assert len(node.jobs) == 1
-    assert job not in node.jobs
 
 
 @pytest.mark.parametrize(

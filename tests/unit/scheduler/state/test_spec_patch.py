@@ -53,19 +53,6 @@ def test_more_jobs_have_cookies_of_their_own(world):
     assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=4))
 
 
-def test_of_fewer_jobs_the_surplus_is_aborted(world):
-    """JOB-4: 2 -> 1."""
-    operation = world.run("p", jobs=2)
-    patch(world, operation, (COUNT, 1))
-    assert cookies(world, operation) == [0]
-    assert world.record(operation).aborted_for == {"job_count_changed_by_user_request": 1}
-    assert set(world.nodes["n1"].jobs) == {job.id for job in world.jobs_of(operation)}
-    finish(world, operation)
-    assert (world.record(operation).state, world.job_counts(operation)) == (
-        "completed", JobCounts(completed=1, aborted=1),
-    )  # fmt: skip
-
-
 def test_completed_jobs_count_first_and_waiting_ones_vanish(world):
     operation = world.run("p", jobs=14)  # of which ten have room
     finish(world, operation, 3)
@@ -177,11 +164,3 @@ def test_parameters_that_mean_nothing_here_are_taken_and_shells_are_not(world):
     world.set_operation(operation, options_per_job_shell={})
     with pytest.raises(CommandError, match="parameters/options_per_job_shell: there are no shells in jobs"):
         world.set_operation(operation, options_per_job_shell={"default": {"owners": ["ann"]}})
-
-
-def test_not_of_tasks_whose_jobs_have_ranks(world):
-    """JOB-4, of gang_options."""
-    operation = world.run("p", jobs=2, task={"gang_options": {}})
-    with pytest.raises(CommandError, match="the jobs of a gang start and end together"):
-        patch(world, operation, (COUNT, 3))
-    assert world.record(operation).tasks[0].job_count == 2

@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
+from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe, make_task
 
 from cpumond.api import overview
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNSTORED_STARTS, CommandError, JobCounts, Rules
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.settings.commands import RemoveTree
-from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import dispatch, heartbeats, settling
 from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
 from cpumond.scheduler.state.starts import waits_for_store
@@ -78,17 +77,6 @@ def test_an_operation_fails_when_its_time_limit_is_over(world):
     assert node.jobs == {}
 
 
-def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
-    world.create_pool("full", max_running_operation_count=0)
-    waiting = world.start("full", time_limit=5000)
-    suspended = with_limits(world, time_limit=5000)
-    world.suspend(suspended)
-    ended = world.start("p", time_limit=5000)
-    world.complete(ended)
-    world.settle_down(5, 1.0)
-    assert world.states([waiting, suspended, ended]) == "ffc"
-
-
 def test_time_limits_of_ended_operations_are_forgotten(world):
     kept = with_limits(world, time_limit=60_000)
     for _ in range(300):
@@ -130,51 +118,6 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     assert (world.job_counts(operation), node.jobs) == (JobCounts(failed=2), {})
 
 
-def test_a_node_that_reports_a_job_twice_or_with_another_clock_does_no_harm(world):
-    node = world.node("n1")
-    operation = with_limits(world, 5000, jobs=1)
-    world.settle_down()
-    job = next(iter(node.jobs))
-    node.jobs[job].started_at = world.now - 1e6  # its clock is slow; the order was made just now
-    heartbeat = node.heartbeat()
-    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
-    assert world.state.jobs[job].is_active
-    world.now += 10.0
-    heartbeat = node.heartbeat()
-    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
-    assert world.state.jobs[job].keeps_place
-    assert world.operation(operation).active == {"t": 1}
-
-
-def test_a_job_that_ends_well_before_it_is_stopped_has_not_failed(world):
-    node, operation = overdue(world, jobs=1)
-    node.let_go(next(iter(node.jobs)), "completed")
-    world.settle_down()
-    assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=1))
-
-
-def test_the_time_of_a_job_goes_on_over_a_restart(world):
-    node = world.node("n1")
-    operation = with_limits(world, 30_000, jobs=2)
-    world.settle_down()
-    world.step(20.0)
-    world.restart()
-    world.step(5.0)
-    assert len(node.jobs) == 2
-    node.keeps_stopping = True
-    world.step(10.0)
-    assert len(node.stopping) == 2
-    first, second = node.stopping
-    node.let_go(first)
-    world.settle_down()
-    assert world.job_counts(operation).failed == 1
-    # The one who told it is gone before it has ended: how long it ran says why.
-    world.restart()
-    node.let_go(second, start_time=node.jobs[second].started_at)
-    world.settle_down()
-    assert world.job_counts(operation).failed == 2
-
-
 def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_over_a_restart(world):
     node, operation = overdue(world, jobs=1)
     (job,) = node.stopping
@@ -186,25 +129,6 @@ def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_ove
     world.settle_down()
     assert world.state.finished_jobs[operation][job].reason.startswith("Job time limit exceeded")
     assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(failed=1), 1)
-
-
-def test_an_operation_that_ends_while_a_job_of_it_fails_counts_it_once(world):
-    node, operation = overdue(world, jobs=2)
-    world.abort(operation)
-    assert world.job_counts(operation) == JobCounts(aborted=2)
-    for job in list(node.stopping):
-        node.let_go(job)
-    world.settle_down()
-    assert world.job_counts(operation) == JobCounts(aborted=2)
-
-
-def test_a_job_that_fails_and_whose_node_is_lost_leaves_its_place(world):
-    _, operation = overdue(world, jobs=1)
-    for _ in range(10):
-        world.step(SILENCE_S, *())
-        world.nodes.clear()  # silent from now on
-    assert "n1" not in world.state.nodes
-    assert (world.job_counts(operation).failed, world.operation(operation).needed) == (1, {"t": 1})
 
 
 # --- 2.2, trees of nodes
@@ -251,15 +175,6 @@ def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(wor
     node.register()
     world.settle_down(5)
     assert (len(node.jobs), alerts(world)) == (4, [])
-
-
-def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world):
-    world.create_tree("other", nodes_filter="x")
-    node, operation = busy_node(world)
-    fit_two_trees(node, node.restart_agent)
-    world.settle_down(10, SILENCE_S)
-    assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
-    assert world.job_counts(operation) == JobCounts()
 
 
 def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_though_its_agent_asks_again(world):
@@ -320,44 +235,6 @@ def test_2_2_a_node_that_is_not_known_and_fits_two_trees_is_an_alert_while_it_tr
     assert ("node_in_several_trees", f"n{KEPT_REFUSED}") not in alerts(world)
 
 
-def test_2_2_a_node_that_fits_no_tree_is_registered_without_work():
-    world = World(nodes_filter="x")
-    node, operation = busy_node(world)
-    assert node.heard.accepted
-    assert node.jobs == {}
-    assert world.state.nodes["n1"].tree is None
-    assert world.tree().total[1] == 0
-    node.tags = ("x",)
-    node.register()
-    world.settle_down()
-    assert len(world.jobs_of(operation)) == 3
-
-
-def test_2_2_its_own_address_is_one_of_the_tags():
-    world = World(nodes_filter="n1")
-    world.node("n1")
-    world.node("n2")
-    assert set(world.tree().nodes) == {"n1"}
-
-
-def test_2_2_a_node_that_moves_to_another_tree_loses_its_jobs():
-    world = World(nodes_filter="!x")
-    world.create_tree("other", nodes_filter="x")
-    node, operation = busy_node(world)
-    node.tags = ("x",)
-    node.register()
-    assert world.tree("other").total[1] == 10
-    assert world.tree("default").total[1] == 0
-    assert world.cores("p") == 0
-    node.beat()
-    assert len(node.heard.stop) == 3
-    assert all("NodePoolTreeChanged" in stop.why for stop in node.heard.stop)
-    world.settle_down()
-    assert world.job_counts(operation).aborted == 3
-    assert world.operation(operation).needed == {"t": 3}
-    assert node.jobs == {}
-
-
 def test_2_3_operations_leave_a_removed_tree():
     world = World(nodes_filter="!x")
     world.create_tree("other", nodes_filter="x")
@@ -373,16 +250,6 @@ def test_2_3_operations_leave_a_removed_tree():
     assert world.job_counts(operation).aborted == 10
     assert world.operation(operation).needed == {"t": 10}
     assert_consistent(world.state)
-
-
-def test_2_3_a_pending_operation_that_ran_only_in_a_removed_tree_waits_for_its_turn():
-    world = World()
-    world.create_tree("other", nodes_filter="x")
-    world.create_pool("p", max_running_operation_count=0)
-    operation = world.start("p", pool_trees=["default", "other"])
-    assert world.record(operation).running_in == ("other",)
-    world.do(RemoveTree("other", recursive=True))
-    assert world.states([operation]) == "p"
 
 
 def test_2_3_an_operation_without_any_tree_left_is_aborted():
@@ -432,35 +299,6 @@ def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
     assert world.operation(operation).needed == {"t": 3}
     assert ("node", "n1") not in world.stored
     assert_consistent(world.state)
-
-
-def test_2_4_a_node_is_online_until_the_heartbeat_timeout(world):
-    world.node("n1")
-    world.now += SILENCE_S
-    world.expire()
-    assert world.state.nodes["n1"].is_online
-    world.now += 0.5
-    world.expire()
-    assert not world.state.nodes["n1"].is_online
-
-
-def test_2_4_a_node_that_comes_back_too_late_registers_anew_and_its_jobs_are_taken_over_if_needed(world):
-    node, operation = busy_node(world)
-    before = set(node.jobs)
-    world.now += 301
-    world.expire()
-    answer = node.beat()
-    assert (answer.accepted, answer.register) == (False, True)
-    node.register()
-    world.settle_down()
-    assert set(node.jobs) == before
-    assert {job.id for job in world.jobs_of(operation)} == before
-    assert world.cores("p") == 6
-    for job_id in before:
-        node.finish(job_id)
-    world.settle_down()
-    assert world.states([operation]) == "c"
-    assert world.job_counts(operation) == JobCounts(completed=3, lost=3)
 
 
 def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop_until_they_do(world):
@@ -530,53 +368,6 @@ def test_such_a_heartbeat_is_dropped_and_changes_nothing(world, change, words, r
 # --- jobs on nodes
 
 
-def test_an_order_to_start_is_repeated_until_it_is_seen(world):
-    node = world.node("n1")
-    operation = world.start("p")
-    node.deaf = True
-    world.settle_down(4)
-    (order,) = node.heard.start
-    assert (order.operation_id, order.task, order.pool, order.cpu_limit) == (operation, "t", "p", 1.0)
-    node.deaf = False
-    world.settle_down(3)
-    assert node.heard.start == []
-    assert list(node.jobs) == [order.job_id]
-    assert world.cores("p") == 1
-
-
-def test_a_job_that_does_not_start_in_time_is_started_anew():
-    world = World(Rules(spare=EASY.spare, waiting_job_timeout_s=30.0))
-    node = world.node("n1")
-    world.create_pool("p")
-    operation = world.start("p")
-    node.deaf = True
-    world.step()
-    (first,) = world.jobs_of(operation)
-    for _ in range(32):  # and two heartbeats for the node's own word
-        world.step()
-    assert [job.id for job in world.jobs_of(operation)] == [first.id]
-    world.step()
-    (second,) = world.jobs_of(operation)
-    assert second.id != first.id
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-    assert "waiting_job_timeout" in world.state.finished_jobs[operation][first.id].reason
-    assert_consistent(world.state)
-
-
-def test_a_job_that_vanishes_is_lost_and_wanted_again(world):
-    node, operation = busy_node(world)
-    gone = next(iter(node.jobs))
-    del node.jobs[gone]
-    node.deaf = True
-    node.beat()
-    assert world.job_counts(operation) == JobCounts(lost=1)
-    assert world.state.finished_jobs[operation][gone].state == "lost"
-    node.deaf = False
-    world.settle_down()
-    assert len(node.jobs) == 3
-    assert gone not in node.jobs
-
-
 def test_a_vanished_job_that_appears_again_counts_again(world):
     node = world.node("n1", cpu=6)
     operation = busy(world)
@@ -603,22 +394,10 @@ def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(w
     assert world.job_counts(operation) == JobCounts(completed=1)
 
 
-@pytest.mark.parametrize("state", ["completed", "failed", "aborted", "lost"])
-def test_only_completed_jobs_are_not_wanted_again(world, state):
-    node = world.node("n1", cpu=4)
-    operation = busy(world, jobs=2)
-    node.finish(next(iter(node.jobs)), state)
-    world.settle_down()
-    assert getattr(world.job_counts(operation), state) == 1
-    assert len(node.jobs) == (1 if state == "completed" else 2)
-
-
 @pytest.mark.parametrize("state", ["completed", "failed"])
 def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world, state):
     node = world.node("n1", cpu=4)
-    tasks = {"a": {"command": "true", "job_count": 1}, "b": {"command": "true", "job_count": 2}}
-    operation = world.do(StartOperation({"pool": "p", "tasks": tasks, "max_failed_job_count": 1})).id
-    world.settle_down()
+    operation = world.run("p", tasks={"a": make_task(), "b": make_task(2)}, max_failed_job_count=1)
     assert len(node.jobs) == 3
     if state == "completed":
         world.complete(operation)
@@ -628,32 +407,6 @@ def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world
     record = world.state.finished[operation]
     assert record.state == state
     assert {name: each.aborted for name, each in record.counts.items()} == {"a": int(state == "completed"), "b": 2}
-
-
-def test_an_order_to_stop_is_repeated_until_the_job_is_gone(world):
-    node, operation = busy_node(world, jobs=1)
-    world.abort(operation)
-    node.keeps_stopping = True
-    for _ in range(4):
-        world.step()
-        (stop,) = node.heard.stop
-        assert stop.timeout_s == 10.0
-        assert stop.kind == "aborted"
-    node.let_go(stop.job_id)
-    world.settle_down()
-    assert node.heard.stop == []
-    assert world.state.nodes["n1"].stopping == {}
-
-
-def test_usage_of_other_jobs_is_not_there_for_operations(world):
-    node = world.node("n1", cpu=10)
-    node.has(7.0)
-    node.beat()
-    operation = busy(world, jobs=10, cpu=1)
-    assert len(world.jobs_of(operation)) == 3
-    node.foreign.clear()
-    world.settle_down()
-    assert len(world.jobs_of(operation)) == 10
 
 
 # --- restarts
@@ -680,20 +433,6 @@ def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_go
     assert_consistent(world.state)
 
 
-def test_an_order_that_was_lost_with_the_scheduler_is_given_again_and_only_to_its_node(world):
-    node, other = world.node("n1"), world.node("n2")
-    operation = world.start("p", jobs=1)
-    world.update()
-    world.hear(node.heartbeat())  # stored, but the answer did not get through
-    (job,) = world.jobs_of(operation)
-    world.restart()
-    world.now += 100.0
-    world.settle_down()
-    assert (list(node.jobs), list(other.jobs)) == ([job.id], [])
-    world.settle_down()
-    assert world.operation(operation).needed == {}
-
-
 def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_restart(world):
     node = world.node("n1")
     operation = world.start("p", jobs=1)
@@ -707,21 +446,6 @@ def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_r
     world.settle_down()
     assert len(node.jobs) == 1
     assert not waits_for_store(world.state, "n1")
-
-
-def test_a_job_whose_node_was_given_up_is_no_stored_start_any_more(world):
-    world.node("n1")
-    operation = busy(world, jobs=1)
-    del world.nodes["n1"]
-    world.restart()
-    assert len(world.jobs_of(operation)) == 1
-    world.settle_down(10, SILENCE_S)
-    assert not [place for place in world.stored if place[0] == "start"]
-    assert world.job_counts(operation) == JobCounts(lost=1)
-    world.restart()
-    two = world.node("n2")
-    world.settle_down()
-    assert len(two.jobs) == 1
 
 
 def test_a_job_that_is_taken_over_after_it_was_given_up_is_a_stored_start_again(world):
@@ -759,23 +483,6 @@ def test_stored_starts_that_lead_nowhere_are_deleted(world):
     assert {key for kind, key in world.stored if kind == "start"} == {first, second}
 
 
-def test_a_stopped_job_is_not_taken_over_by_the_next_run_and_its_start_goes_with_its_end(world):
-    node, operation = busy_node(world, jobs=1)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    world.settle_down()
-    assert list(node.stopping) == [job]
-    world.restart()
-    world.settle_down()
-    assert world.jobs_of(operation) == []
-    assert_consistent(world.state)
-    node.let_go(job)
-    world.settle_down()
-    assert ("start", job) not in world.stored
-    assert world.job_counts(operation) == JobCounts(aborted=1)
-
-
 def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_stores_what_they_tell(world):
     one, two = world.node("n1"), world.node("n2")
     operation = busy(world, jobs=3)
@@ -793,32 +500,6 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_store
     assert len(world.jobs_of(more)) > 0
     assert {job.id for job in world.jobs_of(operation)} <= {key for kind, key in world.stored if kind == "start"}
     assert world.job_counts(operation) == JobCounts()
-
-
-def test_a_store_without_starts_whose_nodes_are_silent_is_not_waited_for_forever(world):
-    world.node("n1")
-    two = world.node("n2")
-    world.forget_starts()
-    world.restart()
-    operation = world.start("p")
-    world.step(1.0, two)
-    assert world.jobs_of(operation) == []
-    world.step(SILENCE_S, two)
-    assert len(world.jobs_of(operation)) == 1
-    assert UNSTORED_STARTS not in world.stored
-
-
-def test_after_a_restart_a_jobs_end_is_counted_once_however_often_it_is_told(world):
-    node, operation = busy_node(world, jobs=20, cpu=1)
-    node.finish(next(iter(node.jobs)))
-    world.restart()
-    for _ in range(3):
-        heartbeats.receive(world.state, node.heartbeat(), world.now)  # the store refuses
-    node.deaf = True
-    for _ in range(3):
-        node.beat()
-    assert world.job_counts(operation) == JobCounts(completed=1)
-    assert world.operation(operation).needed == {"t": 10}
 
 
 @pytest.mark.parametrize(("is_stored", "left"), [(True, [899.0, 900.0]), (False, [897.0, 898.0])])

@@ -15,7 +15,7 @@ from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
-from cpumond.scheduler.state.node_commands import CordonNode, SetNodeTags
+from cpumond.scheduler.state.node_commands import SetNodeTags
 from cpumond.scheduler.trial.rounds import start_jobs
 
 FILTER = "scheduling_tag_filter"
@@ -32,17 +32,6 @@ def make(first: float = 3.0, second: float = 7.0, **tree: object) -> World:
 def places(world: World, operation: str) -> str:
     """The nodes of its jobs: ``n1 n1 n2``."""
     return " ".join(sorted(job.node.id for job in world.jobs_of(operation)))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("ssd", "n1 n1 n1"), ("!ssd", "n2 n2 n2 n2"), (" ", "n1 n1 n1 n2 n2 n2 n2")]
-)
-def test_jobs_start_on_nodes_that_fit(text, expected):
-    """TAG-1."""
-    world = make(3.0, 4.0)
-    operation = world.run(jobs=9, scheduling_tag=text)
-    assert places(world, operation) == expected
-    assert_consistent(world.state)
 
 
 def test_one_that_no_online_node_fits_fails_after_a_minute_and_names_the_filter():
@@ -131,16 +120,6 @@ def test_a_share_is_bounded_by_the_nodes_that_fit():
     assert max(element.fair_share) == 1.0
 
 
-def test_a_pool_with_a_filter_leaves_the_rest_to_others_and_to_starve_for_pieces_is_not_possible():
-    world = make()
-    world.create_pool("a", scheduling_tag_filter="ssd", weight=10)
-    mine, other = world.start("a", jobs=9, cpu=2.0), world.start("b", jobs=10)
-    world.settle_down(100)
-    assert [max(world.pool(name).fair_share) for name in ("a", "b")] == pytest.approx([0.3, 0.7])
-    assert (places(world, mine), len(world.jobs_of(other))) == ("n1", 8)
-    assert world.pool("a").starvation_status == world.element(mine).starvation_status == "non_starving"
-
-
 def test_a_live_change_holds_for_starts_from_then_on():
     """TAG-4."""
     world = make()
@@ -211,15 +190,6 @@ def test_why_nothing_starts_is_noted_and_unplaceable_jobs_demand_nothing():
     world.do(SetNodeTags("n2", tags=("ssd",)))
     world.settle_down()
     assert (places(world, operation), element.deactivations) == ("n2", {"node_resources": 2})
-
-
-def test_a_cordoned_node_counts_as_in_the_tree():
-    world = make()
-    operation = world.start(jobs=10, scheduling_tag_filter="ssd")
-    world.step()
-    world.do(CordonNode("n1"))
-    world.settle_down(100)
-    assert (world.record(operation).state, max(world.element(operation).fair_share)) == ("running", pytest.approx(0.3))
 
 
 @pytest.mark.parametrize("text", ["a&&b", "a b", "a=b", "(a", " | ".join(["a"] * 51)])

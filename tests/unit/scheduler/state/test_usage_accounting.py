@@ -42,52 +42,11 @@ def small():
     assert_consistent(small.state)
 
 
-def test_8_a_started_job_counts_with_what_it_ordered_before_it_is_seen():
-    world = World()
-    world.create_pool("p")
-    node = world.node("n1", memory=100)
-    node.deaf = True
-    operation = world.start("p", jobs=2, cpu=3.0, memory=5)
-    world.step()
-    assert world.cores_of(operation) == world.cores("p") == world.cores(ROOT_POOL) == 6
-    assert world.state.nodes["n1"].used == (2, 6, 0, 10, 0)
-
-
 @pytest.mark.parametrize(("cores", "used"), [(1.5, 5.5), (6.0, 10.0)], ids=["lowered", "above the order"])
 def test_8_a_changed_limit_counts_at_once_on_every_level(small, cores, used):
     small.report(cores)
     assert small.levels() == [used] * 5
     assert small.state.nodes["n1"].free[CPU] == 10.0 - used
-
-
-def test_8_freed_cores_are_given_to_others_in_the_same_heartbeat(small):
-    other = small.start("low", cpu=4.0)
-    small.settle_down()
-    assert small.jobs_of(other) == []
-    small.report(2.0)
-    assert small.cores_of(other) == 4.0
-
-
-def test_8_a_new_job_needs_its_whole_order_whatever_others_were_lowered_to(small):
-    for job in (small.one, small.two):
-        small.report(0.5, job)
-    other = small.start("low", cpu=9.5)
-    small.settle_down()
-    assert small.jobs_of(other) == []  # 9 cores are free
-    assert small.pool("low").demand[CPU] == 1.0 + 9.5
-
-
-def test_8_a_raised_limit_is_never_refused():
-    small = Small(resource_limits={"cpu": 8})
-    small.report(1.0)
-    other = small.start("low", cpu=3.0)
-    small.settle_down()
-    assert small.cores("top") == 8.0
-    small.report(4.0)
-    assert small.cores("top") == 11.0
-    assert small.cores_of(other) == 3.0
-    assert small.state.nodes["n1"].free[CPU] == -1.0
-    assert_consistent(small.state)
 
 
 def test_8_memory_counts_as_reported_or_as_ordered():
@@ -101,16 +60,6 @@ def test_8_memory_counts_as_reported_or_as_ordered():
     world.hear(msgspec.structs.replace(heartbeat, jobs=[msgspec.structs.replace(report, memory=30)]))
     assert world.pool("p").usage[3] == world.state.nodes["n1"].used[3] == 30
     assert_consistent(world.state)
-
-
-def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
-    small.host.keeps_stopping = True
-    small.suspend(small.first, abort_running_jobs=True)
-    assert small.levels() == [0.0] * 5
-    assert small.state.nodes["n1"].free[CPU] == 10.0
-    small.report(3.0)
-    assert small.levels() == [0.0] * 5
-    assert len(small.state.nodes["n1"].stopping) == 2
 
 
 def overcommit(allowed_s: float = 15.0, **rules: Any) -> tuple[Small, PlayedNode]:
@@ -162,24 +111,3 @@ def test_1_9_the_most_protected_jobs_stay(is_reclaimed):
     # The first operation has 6 cores of fair share: its second job is above half of that, the other's only one is not.
     stays = small.first if is_reclaimed else other
     assert [job.element.name for job in small.state.nodes["n1"].jobs.values()] == [small.first, stays]
-
-
-def test_1_9_a_moment_within_the_capacity_starts_the_time_anew():
-    small, node = overcommit()
-    for _ in range(10):
-        small.step()
-    small.report(2.0)
-    assert small.state.nodes["n1"].overcommitted_since is None
-    small.report(4.0)
-    for _ in range(15):
-        small.step()
-    assert len(node.jobs) == 3
-    small.step()
-    assert len(node.jobs) == 2
-
-
-def test_1_9_no_new_job_starts_on_an_overcommitted_node():
-    small, node = overcommit()
-    small.start("low", cpu=0.0)
-    small.settle_down()
-    assert len(node.jobs) == 3
