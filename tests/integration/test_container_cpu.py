@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.cgroup
 KEPT = "{enable_cpu_reclaim=%false}"
 WINDOW_S = 0.5
 SPIN = ("-S", "-c", "while True: pass")
+PINNED = ("-S", "-c", f"import os\nos.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\nwhile True: pass")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,19 @@ def test_cpu_1_5_who_has_a_ceiling_is_held_back_and_who_has_none_is_not(loop, st
         for name in ceilings:
             loop.wait(lambda name=name: kernel[name].throttled() > 20, f"{name} is held back", WAIT_S)
             assert kernel[name].average_cores() < 0.12
+
+
+def test_cpu_2_6_jobs_share_a_core_by_their_requests(loop, started):
+    loop.yt("set", "//sys/pool_trees/default/@set_container_cpu_limit", "%false")
+    jobs = start(loop, started, "p", KEPT, small=(0.2, PINNED, None), large=(0.6, PINNED, None))
+    kernel = {name: Kernel(loop, job) for name, job in jobs.items()}
+    with first_in_line(loop):
+        first = {name: each.used_s() for name, each in kernel.items()}
+        loop.wait(lambda: kernel["large"].used_s() > first["large"] + 1.0, "the two have shared a core", WAIT_S)
+        small, large = (kernel[name].used_s() - first[name] for name in ("small", "large"))
+    assert 2.5 < large / small < 3.5, "3 to 1, whatever else runs on that core"
+    for name, job in jobs.items():
+        assert (kernel[name].weight_cores(), kernel[name].quota_cores()) == (in_cores(job["cpu_limit"]), math.inf)
 
 
 @pytest.mark.parametrize("ceiling", [False, True])
