@@ -40,17 +40,40 @@ def seen(view: EngineView = UP, *names: str, configured: bool = True, **more: ob
     return EngineSeen("docker", configured, {PATH: view}, **values)  # type: ignore[arg-type]
 
 
-def test_an_engine_that_answers_and_has_a_source():
-    (finding,) = doctor_engines.check_engine(seen(UP, "web", "batch"), lambda _: "")
-    assert (finding.check, finding.level) == ("engine docker", "ok")
-    assert finding.text == "dockerd 20.10.24 with 2 containers (/run/docker.sock): it answers"
+@pytest.mark.parametrize(
+    ("engine", "reach", "level", "text", "advice"),
+    [
+        (seen(UP, "web", "batch"), "", "ok", "dockerd 20.10.24 with 2 containers (/run/docker.sock): it answers", ""),
+        (
+            seen(UP, "web", configured=False), "hidden", "warn",
+            "dockerd 20.10.24 with 1 container: on this host, and no source names it",
+            'write this source, as `cpumond init` does: [[source]] kind = "docker"',
+        ),
+        (
+            seen(AWAY), "", "warn", "a source names docker, but it is not on this host now: docker: no response from",
+            "remove the source from this host's configuration, or: systemctl enable --now docker",
+        ),
+        (seen(AWAY, programs=("dockerd",)), "", "warn", AWAY.problem, "cpumond init --socket docker=PATH"),
+        (seen(UP, "web"), "hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
+        (seen(UP, "web"), "stale", "warn", "/run/docker.sock was recreated after the service started",
+         "restart cpumond"),
+        (
+            seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), "", "warn",
+            "1 cgroup that it does not know (docker/x)", "does a second dockerd own them?",
+        ),
+    ],
+    ids=["answers", "no source", "nowhere", "silent", "hidden", "stale", "unnamed"],
+)  # fmt: skip
+def test_what_is_said_of_an_engine(engine, reach, level, text, advice):
+    *_, finding = doctor_engines.check_engine(engine, lambda _: reach)
+    assert (finding.check, finding.level) == ("engine docker", level)
+    assert text in finding.text
+    assert advice in finding.advice
+    assert bool(advice) == bool(finding.advice)
 
 
-def test_an_engine_without_a_source_says_which_lines_to_write():
-    (finding,) = doctor_engines.check_engine(seen(UP, "web", configured=False), lambda _: "hidden")
-    assert finding.level == "warn"
-    assert finding.text == "dockerd 20.10.24 with 1 container: on this host, and no source names it"
-    assert finding.advice == 'write this source, as `cpumond init` does: [[source]] kind = "docker"'
+def test_an_engine_that_is_nowhere_is_no_finding_without_a_source():
+    assert doctor_engines.check_engine(seen(AWAY, configured=False), lambda _: "") == []
 
 
 @pytest.mark.parametrize("is_up", [True, False])
@@ -61,40 +84,6 @@ def test_a_node_of_kubernetes_without_a_source_is_told_of_one_that_can_work(is_u
     first, *more = doctor_engines.check_engine(node, lambda _: "")
     assert (f'[[source]] kind = "kubernetes" socket = "{place}"' in first.advice) == is_up
     assert ["kubernetes.io/service-account-token" in each.advice for each in more] == ([] if is_up else [True])
-
-
-def test_an_engine_that_is_nowhere_is_a_finding_with_a_source_only():
-    assert doctor_engines.check_engine(seen(AWAY, configured=False), lambda _: "") == []
-    (finding,) = doctor_engines.check_engine(seen(AWAY), lambda _: "")
-    assert finding.level == "warn"
-    assert "a source names docker, but it is not on this host now: docker: no response from" in finding.text
-    assert "remove the source from this host's configuration, or: systemctl enable --now docker" in finding.advice
-
-
-def test_an_engine_that_does_not_answer():
-    (finding,) = doctor_engines.check_engine(seen(AWAY, programs=("dockerd",)), lambda _: "")
-    assert (finding.level, finding.text) == ("warn", AWAY.problem)
-    assert "cpumond init --socket docker=PATH" in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("reach", "level", "text", "advice"),
-    [
-        ("hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
-        ("stale", "warn", "/run/docker.sock was recreated after the service started", "restart cpumond"),
-    ],
-)
-def test_what_the_service_cannot_reach(reach, level, text, advice):
-    _, finding = doctor_engines.check_engine(seen(UP, "web"), lambda _: reach)
-    assert finding.level == level
-    assert finding.text.startswith(text)
-    assert advice in finding.advice
-
-
-def test_cgroups_that_the_engine_does_not_name():
-    _, finding = doctor_engines.check_engine(seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), lambda _: "")
-    assert (finding.level, finding.text) == ("warn", "1 cgroup that it does not know (docker/x)")
-    assert "does a second dockerd own them?" in finding.advice
 
 
 def test_what_a_source_finds():
