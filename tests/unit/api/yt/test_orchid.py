@@ -416,19 +416,17 @@ def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
     cluster.create_pool("no-type-yet", integral_guarantees={"resource_flow": {"cpu": 100}})
     cluster.pass_time()
     cluster.pass_time(60.0)
+    expected = {
+        "specified_resource_flow_ratio": 0.1, "integral_pool_capacity": 8640.0,
+        "integral_pool_capacity_resources": {**NOTHING, "user_slots": 864_000, "cpu": 8_640_000.0},
+        # 60 seconds of a tenth of the cluster.
+        "accumulated_resource_volume": {**NOTHING, "user_slots": 600, "cpu": 6000.0},
+        "accumulated_resource_ratio_volume": pytest.approx(6.0),
+        # 6 share*s at 0.2 - 0.1 of the cluster.
+        "estimated_burst_usage_duration_seconds": pytest.approx(60.0),
+    }  # fmt: skip
+    assert cluster.pool("p", expected) == expected
     assert cluster.of_pool("no-type-yet", "integral_pool_capacity") == 8640.0
-    assert cluster.of_pool("p", "specified_resource_flow_ratio") == 0.1
-    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
-    assert cluster.of_pool("p", "integral_pool_capacity_resources") == {
-        **NOTHING,
-        "user_slots": 864_000,
-        "cpu": 8_640_000.0,
-    }
-    # 60 seconds of a tenth of the cluster.
-    assert cluster.of_pool("p", "accumulated_resource_volume") == {**NOTHING, "user_slots": 600, "cpu": 6000.0}
-    assert cluster.of_pool("p", "accumulated_resource_ratio_volume") == pytest.approx(6.0)
-    # 6 share*s at 0.2 - 0.1 of the cluster.
-    assert cluster.of_pool("p", "estimated_burst_usage_duration_seconds") == pytest.approx(60.0)
     cluster.set_tree(integral_guarantees={"pool_capacity_saturation_period": 3_600_000})
     assert cluster.of_pool("p", "integral_pool_capacity") == 360.0
 
@@ -526,10 +524,8 @@ def test_the_satisfaction_of_a_pool_is_the_least_below_it(busy):
     """A second operation of ``b`` has its fair share of 2.5 cores and nothing yet."""
     busy.begin("b", 20)
     busy.pass_time()
-    assert busy.of_pool("b", "satisfaction_ratio") == 0.0
+    assert [busy.of_pool(pool, "satisfaction_ratio") for pool in ("a", "b", "<Root>")] == [1.0, 0.0, 0.0]
     assert busy.of_pool("b", "local_satisfaction_ratio") == 1.0
-    assert busy.of_pool("<Root>", "satisfaction_ratio") == 0.0
-    assert busy.of_pool("a", "satisfaction_ratio") == 1.0
     assert busy.of_operation(busy.second, "satisfaction_ratio") == pytest.approx(2.0)
 
 
@@ -625,12 +621,9 @@ def test_the_older_paths_lead_to_the_same(busy):
 
 
 def test_what_is_large_is_not_shown_with_the_rest(busy):
-    shown = materialise(busy.orchid)
-    assert shown["pool_trees"] is None
-    assert shown["default_pool_tree"] == "default"
-    tree = materialise(busy.orchid["pool_trees"]["default"])
-    assert tree["operations"] is None
-    assert tree["pools"]["b"]["weight"] == 1.0
+    shown, tree = materialise(busy.orchid), materialise(busy.orchid["pool_trees"]["default"])
+    assert (shown["pool_trees"], shown["default_pool_tree"]) == (None, "default")
+    assert (tree["operations"], tree["pools"]["b"]["weight"]) == (None, 1.0)
 
 
 def test_what_is_not_there_is_explained(busy):
@@ -665,20 +658,19 @@ def test_nodes_are_shown_by_address(busy):
 def test_an_operation_is_described(busy):
     info = operation_info(busy.rights, busy.state.find_record(busy.second), look_once({"default": busy.result}))
     found = materialise(info)
-    assert found["id"] == busy.second
-    assert found["state"] == "running"
-    assert found["authenticated_user"] == "ann"
-    assert found["brief_spec"] == {"title": "greedy", "pool": "b"}
+    expected = {
+        "id": busy.second, "state": "running", "authenticated_user": "ann", "alerts": {},
+        "brief_spec": {"title": "greedy", "pool": "b"},
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
     assert found["runtime_parameters"]["scheduling_options_per_pool_tree"] == {"default": {"weight": 1.0, "pool": "b"}}
     assert found["brief_progress"]["jobs"] == {
         "total": 20, "pending": 15, "running": 5, "completed": 0, "failed": 0, "aborted": 0, "lost": 0,
     }  # fmt: skip
-    assert found["progress"]["tasks"][0]["task_name"] == "t"
-    assert found["progress"]["tasks"][0]["job_counter"]["running"] == 5
+    [task] = found["progress"]["tasks"]
+    assert (task["task_name"], task["job_counter"]["running"]) == ("t", 5)
     assert found["progress"]["scheduling_info_per_pool_tree"]["default"]["usage_ratio"] == 0.5
-    assert found["alerts"] == {}
-    assert "result" not in found
-    assert "finish_time" not in found
+    assert not {"result", "finish_time"} & set(found)
     assert write_yson(found)
     assert write_json(found)
 
@@ -689,13 +681,10 @@ def test_an_operation_that_waits_has_an_alert():
     cluster.begin("p")
     waiting = cluster.begin("p", weight=3, max_share_ratio=0.5, unheard_of=1)
     info = operation_info(cluster.rights, cluster.state.find_record(waiting), look_once({}))
-    assert info["state"] == "pending"
+    assert (info["state"], info["unrecognized_spec"]) == ("pending", {"unheard_of": 1})
     assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
-    assert info["unrecognized_spec"] == {"unheard_of": 1}
-    assert cluster.of_operation(waiting, "state") == "pending"
-    assert cluster.of_operation(waiting, "weight") == 3.0
-    assert cluster.of_operation(waiting, "max_share_ratio") == 0.5
-    assert cluster.of_operation(waiting, "scheduling_index") == -1
+    expected = {"state": "pending", "weight": 3.0, "max_share_ratio": 0.5, "scheduling_index": -1}
+    assert {name: cluster.of_operation(waiting, name) for name in expected} == expected
     assert cluster.of_pool("p", "pending_operation_count") == 1
 
 
@@ -738,21 +727,17 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     }  # fmt: skip
     cluster.heartbeat(finished=[(failed, "failed")])
     info = materialise(operation_info(cluster.rights, cluster.state.find_record(operation), look_once({})))
-    assert info["state"] == "failed"
-    assert info["finish_time"] == "1970-01-12T13:46:46.000000Z"
+    assert (info["state"], info["finish_time"]) == ("failed", "1970-01-12T13:46:46.000000Z")
     exit_error = {"code": 10_000, "message": "exit code 1", "attributes": {"exit_code": 1}, "inner_errors": []}
     job_error = {"code": 1205, "message": "User job failed", "attributes": {}, "inner_errors": [exit_error]}
     assert info["result"]["error"] == {
-        "code": 215,
-        "message": "Failed jobs limit exceeded",
-        "attributes": {"max_failed_job_count": 1},
+        "code": 215, "message": "Failed jobs limit exceeded", "attributes": {"max_failed_job_count": 1},
         "inner_errors": [job_error],
-    }
+    }  # fmt: skip
     assert info["brief_progress"]["jobs"]["failed"] == 1
     assert info["progress"]["scheduling_info_per_pool_tree"] == {}
     ended = job_info(cluster.state.finished_jobs[operation][failed], record, "host:1")
-    assert ended["state"] == "failed"
-    assert ended["error"] == job_error
+    assert (ended["state"], ended["error"]) == ("failed", job_error)
     stopping = job_info(cluster.state.jobs[stopped], record, "host:1")
     assert stopping["state"] == "aborting"
     assert stopping["why_preempted"]["kind"] == "aborted"
