@@ -75,12 +75,13 @@ def test_a_tree_shows_totals_and_counts(living):
         living.begin("a")
     living.work()
     shown = plain(pool_views.view_trees(living.rights, living.now))
-    assert shown["default_tree"] == TREE
-    tree = shown["trees"][0]
-    assert tree["total_resources"]["cpu"] == 4.0
-    assert (tree["is_default"], tree["node_count"], tree["online_node_count"]) == (True, 1, 1)
-    assert (tree["operation_count"], tree["running_operation_count"], tree["pending_operation_count"]) == (3, 1, 2)
-    assert tree["resource_usage"]["cpu"] == 1.0
+    [tree] = shown["trees"]
+    counts = {
+        "is_default": True, "node_count": 1, "online_node_count": 1, "operation_count": 3,
+        "running_operation_count": 1, "pending_operation_count": 2,
+    }  # fmt: skip
+    assert {name: tree[name] for name in counts} == counts
+    assert (shown["default_tree"], tree["total_resources"]["cpu"], tree["resource_usage"]["cpu"]) == (TREE, 4.0, 1.0)
 
 
 def test_a_pool_shows_attributes_as_given_and_what_holds(living):
@@ -89,15 +90,14 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
     living.begin("a", 9)
     living.work("update")
     shown = plain(pool_views.view_pool(pool_views.find_pool(living.tree(), "a"), NOW))
-    assert shown["attributes"] == {
-        "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
+    expected = {
+        "attributes": {"strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"},
+        "fair_share_ratio": pytest.approx(0.75), "limits": {"cpu": 3.0}, "parent": "<Root>", "is_ephemeral": False,
+        "starves_in_s": None,
     }  # fmt: skip
-    assert shown["fair_share"]["cpu"] == pytest.approx(3.0)
-    assert shown["fair_share_ratio"] == pytest.approx(0.75)
-    assert shown["usage"]["cpu"] == 3.0
-    assert shown["limits"] == {"cpu": 3.0}
-    assert shown["strong_guarantee"]["cpu"] == pytest.approx(2.0)
-    assert (shown["parent"], shown["is_ephemeral"], shown["starves_in_s"]) == ("<Root>", False, None)
+    assert {name: shown[name] for name in expected} == expected
+    cores = [shown[name]["cpu"] for name in ("fair_share", "usage", "strong_guarantee")]
+    assert cores == pytest.approx([3.0, 3.0, 2.0])
 
 
 def test_the_root_and_ephemeral_pools_are_pools_too(living):
@@ -134,16 +134,16 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert views.view_operation_details(living.rights, record, NOW).jobs.pending == 2
     living.work("beat")
     shown = plain(views.view_operation_details(living.rights, record, NOW))
-    assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
-    assert shown["jobs"] == {
-        "total": 2, "active": 2, "pending": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0
+    expected = {
+        "state": "running", "title": "sort", "pools": {TREE: "a"},
+        "jobs": {"total": 2, "active": 2, "pending": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0},
     }  # fmt: skip
+    assert {name: shown[name] for name in expected} == expected
     part = shown["trees"][TREE]
     assert (part["is_running"], part["queue_place"], part["job_count"]) == (True, None, 2)
     assert part["usage"]["cpu"] == 1.0, "two jobs that may use half a core each"
     assert part["limits"]["cpu"] == 2.0
-    assert shown["spec"]["title"] == "sort"
-    assert shown["tasks"][0]["name"] == "t"
+    assert (shown["spec"]["title"], shown["tasks"][0]["name"]) == ("sort", "t")
     living.beat(ended=tuple(living.state.nodes["n1"].jobs))
     ended = views.view_operation_details(living.rights, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
@@ -170,11 +170,14 @@ def test_operations_are_filtered_sorted_and_cut(living):
     living.create_pool("b")
     first, second, third = living.begin("a"), living.begin("b", user="you"), living.begin("a")
     living.do(operations.AbortOperation(first))
-    assert [each.id for each in living.operations().operations] == [third, second, first]
-    assert [each.id for each in living.operations(operation_state="aborted").operations] == [first]
-    assert [each.id for each in living.operations(user="you").operations] == [second]
-    assert [each.id for each in living.operations(pool="a").operations] == [third, first]
-    assert living.operations(tree="none").total == 0
+    for filters, expected in (
+        ({}, [third, second, first]),
+        ({"operation_state": "aborted"}, [first]),
+        ({"user": "you"}, [second]),
+        ({"pool": "a"}, [third, first]),
+        ({"tree": "none"}, []),
+    ):
+        assert [each.id for each in living.operations(**filters).operations] == expected
     cut = living.operations(limit=1, offset=1)
     assert (cut.total, [each.id for each in cut.operations]) == (3, [second])
 
@@ -251,10 +254,9 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.work()
     living.beat(foreign_cores=1.0)
     node = plain(node_views.view_node_details(living.state.nodes["n1"], NOW + 3.0, living.rights))
-    assert node["tags"] == ["gpu", "n1"]
-    assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
-    assert node["free"]["cpu"] == 2.0
-    assert (node["silent_s"], node["is_online"], node["job_count"]) == (3.0, True, 2)
+    expected = {"tags": ["gpu", "n1"], "silent_s": 3.0, "is_online": True, "job_count": 2}
+    assert {name: node[name] for name in expected} == expected
+    assert [node[name]["cpu"] for name in ("capacity", "usage", "foreign_usage", "free")] == [4.0, 1.0, 1.0, 2.0]
     assert [job["smoothed_cpu_usage"] for job in node["jobs"]] == [0.4, 0.4]
 
 
@@ -287,19 +289,15 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
         [record(1), record(2, operation_id="o2", pool="b", preemptor_operation_id="o1", preemptor_pool="a"), record(3)]
     )
     living.state.preemption_counts = {(TREE, "a", "preempted"): 2, (TREE, "b", "preempted"): 1}
-
-    def listed(**filters: Any) -> list[str]:
-        return [
-            each.job_id for each in node_views.view_preemptions(living.rights, **{"limit": 9, **filters}).preemptions
-        ]
-
-    assert listed() == ["j3", "j2", "j1"]
-    assert listed(limit=1) == ["j3"]
-    assert listed(operation="o1") == ["j3", "j2", "j1"]
-    assert listed(operation="o2") == ["j2"]
-    assert listed(pool="b") == ["j2"]
-    assert node_views.view_preemptions(living.rights, limit=1).counts == {"preempted": 3}
-    assert node_views.view_preemptions(living.rights, limit=1, pool="b").counts == {"preempted": 1}
+    for filters, jobs, count in (
+        ({}, ["j3", "j2", "j1"], 3),
+        ({"limit": 1}, ["j3"], 3),
+        ({"operation": "o1"}, ["j3", "j2", "j1"], 3),
+        ({"operation": "o2"}, ["j2"], 3),
+        ({"pool": "b"}, ["j2"], 1),
+    ):
+        shown = node_views.view_preemptions(living.rights, **{"limit": 9, **filters})
+        assert ([each.job_id for each in shown.preemptions], shown.counts) == (jobs, {"preempted": count}), filters
 
 
 def codes(living: Living) -> dict[str, str]:
