@@ -434,6 +434,11 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "if len(window) <= s.vote_window_size:\n        return window, None",
         ),
     ],
+    "test_functions.py": [
+        ("needed >= 1.0 or any(d > limit", "needed > 1.0 or any(d > limit"),
+        ("(x_end, _END, child, segment, rise)", "(x_end, _END, child, segment, ZERO)"),
+        ("active[child, segment] = ramps[child, segment]", "pass"),
+    ],
     "test_gang_remainders.py": [
         ("not any(each[0].operations[each[1]].usage_share)", "any(each[0].operations[each[1]].usage_share)"),
         ("ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)", "ends = node is root"),

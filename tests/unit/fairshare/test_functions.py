@@ -58,6 +58,22 @@ def near(v: Vector, tolerance: float = CLOSE) -> object:
     return pytest.approx(v, abs=tolerance, rel=0.0)
 
 
+# ---- gangs
+
+
+@pytest.mark.parametrize(("limit", "gets"), [(0.5, True), (math.nextafter(0.5, 0.0), False)])
+def test_a_gang_that_just_fits_its_limits_gets_all(limit, gets):
+    """9.4: jumps are met exactly or not at all."""
+    function = gang(vec(cpu=0.5, memory=0.1), limits=vec(cpu=limit, memory=1.0))
+    assert function.value(1.0) == (vec(cpu=0.5, memory=0.1) if gets else ZERO)
+
+
+def test_a_gang_that_demands_the_whole_cluster_gets_nothing():
+    """21: its jump sits at suggestion 1 and is trimmed."""
+    assert gang(vec(cpu=1.0, memory=0.2)).value(1.0) == ZERO
+    assert gang(vec(cpu=math.nextafter(1.0, 0.0))).value(1.0) == vec(cpu=math.nextafter(1.0, 0.0))
+
+
 # ---- pools
 
 
