@@ -438,6 +438,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("needed >= 1.0 or any(d > limit", "needed > 1.0 or any(d > limit"),
         ("(x_end, _END, child, segment, rise)", "(x_end, _END, child, segment, ZERO)"),
         ("active[child, segment] = ramps[child, segment]", "pass"),
+        ("path.values[vertex] = (v[0], v[1], v[2], v[3], v[4])", "path.values[vertex] = (v[0], v[1], v[2], 0.0, 0.0)"),
     ],
     "test_gang_remainders.py": [
         ("not any(each[0].operations[each[1]].usage_share)", "any(each[0].operations[each[1]].usage_share)"),
@@ -451,9 +452,6 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "weights * (needed - strong) / (room + strong)",
         ),
         ("room = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0", "room = 0.0"),
-    ],
-    "test_functions.py": [
-        ("path.values[vertex] = (v[0], v[1], v[2], v[3], v[4])", "path.values[vertex] = (v[0], v[1], v[2], 0.0, 0.0)"),
     ],
     "test_fair_share_update.py": [
         ("float(math.trunc(scaled))", "float(round(scaled))"),

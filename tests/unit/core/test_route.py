@@ -110,6 +110,15 @@ def test_two_standbys_that_name_each_other_are_asked_once_in_a_period():
     assert asked < 250
 
 
+def test_two_standbys_are_asked_together_as_often_as_one():
+    route, now, asked = Route((A, B), 30.0, random.Random(1)), 0.0, Counter[str]()
+    while now < 100.0:
+        asked[route.current] += 1
+        now += route.standby(None, 1.0, now, now)
+    assert 80 < asked[A] + asked[B] < 125
+    assert min(asked[A], asked[B]) > 35
+
+
 def test_a_dead_leader_that_the_standby_still_names_does_not_hold_up_the_standby():
     """The host of the leader is gone: each attempt there lasts 5 s. The standby leads after 10 s."""
     route, now, asked = Route((A, B), 30.0, random.Random(1)), 0.0, []

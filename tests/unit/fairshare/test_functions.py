@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
-from cpumond.fairshare.paths import Path, fifo_path, weighted_path
+from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function
 from cpumond.fairshare.resources import ONE, ZERO, Vector, subtract, sum_in_order, sum_vectors
 
@@ -131,6 +131,24 @@ def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
         assert pool(path, limits=vec(cpu=exact)).value(1.0) == near(vec(cpu=exact))
         slightly_less = pool(path, limits=vec(cpu=math.nextafter(exact, 0.0))).value(1.0)[1]
         assert slightly_less <= exact - min(demands) / 2.0
+
+
+def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():
+    """8: the running sum's rounding is taken out where nobody takes more, without touching the rest of the path."""
+    rng = random.Random(8)
+    differed = False
+    for _ in range(50):
+        demands = [vec(cpu=rng.random() / 16) for _ in range(9)] + [vec(memory=k / 3) for k in range(3)]
+        path = weighted([op(d) for d in demands])
+        before = list(path.values)
+        settle(path)
+        for n, slope in enumerate(path.slopes):
+            assert slope is not None
+            if slope[1] == 0.0:
+                assert path.values[n][1] == path.sum_along(n)[1] == sum_in_order(min(path.xs[n], d[1]) for d in demands)
+        assert path.values == [near(v, 1e-14) for v in before]
+        differed |= path.values != before
+    assert differed
 
 
 # ---- ramps
