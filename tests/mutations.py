@@ -248,6 +248,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("request.user, remember if is_kept else None)", "request.user, None)"),
         ("    replies.restore(scheduler.remembered.values())\n", ""),
     ],
+    "test_usage_accounting.py": [
+        ("return (slots, report.current_cpu_limit, gpu", "return (slots, report.cpu_limit, gpu"),
+    ],
     "test_service_and_store.py": [
         ('{"volumes": volumes, ', '{"volumes": {}, '),
     ],

@@ -26,11 +26,13 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", default="0-9")
     parser.add_argument("--hosts", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--calm", action="store_true", help="no faults")
+    parser.add_argument("--calm", action="store_false", dest="has_faults", help="no faults")
     parser.add_argument("--guarantees", action="store_true", help="long jobs take what is guaranteed to others")
     parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
-    parser.add_argument("--bad-host", action="store_true", help="one host fails all its jobs again and again")
+    parser.add_argument(
+        "--bad-host", action="store_true", dest="has_bad_host", help="one host fails all its jobs again and again"
+    )
     parser.add_argument("--backfills", action="store_true", help="room kept for gangs is used until then")
     parser.add_argument("--bursts", action="store_true", help="operations are submitted several at once")
     parser.add_argument("--retries", type=float, default=0.0, help="the part of operations with a retry policy")
@@ -38,19 +40,8 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("-")
-    options = Options(
-        hosts=given.hosts,
-        seconds=given.seconds,
-        gangs=given.gangs,
-        vaults=given.vaults,
-        has_bad_host=given.bad_host,
-        retries=given.retries,
-        guarantees=given.guarantees,
-        backfills=given.backfills,
-        bursts=given.bursts,
-    )
-    if given.calm:
-        options = dataclasses.replace(options, has_faults=False)
+    known = {field.name for field in dataclasses.fields(Options)}
+    options = Options(**{name: value for name, value in vars(given).items() if name in known})
     bad = 0
     totals: collections.Counter[str] = collections.Counter()
     for seed in range(int(first), int(last or first) + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from simulation.checks import BOUND, BOUNDED_POOL, RETRIED_MEMORY, SECRET
@@ -26,6 +26,9 @@ from cpumond.scheduler.settings.operations import (
 )
 from cpumond.scheduler.state.commands import Command
 
+if TYPE_CHECKING:
+    from simulation.world import Options
+
 GIVE_UP_S = 120.0
 POLICY = (
     "exit=3:2,delay=20s,delay_growth=2",
@@ -42,25 +45,15 @@ class Client:
     """One user at a time: a command, then a pause."""
 
     def __init__(
-        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
-        until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False, retries: float = 0.0,
-        backfills: bool = False, bursts: bool = False,
+        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood, watch: Any,
+        options: Options,
     ) -> None:  # fmt: skip
-        self.gangs = gangs
-        """The part of the operations that have ``gang_options``."""
-        self.vaults = vaults
-        self.retries = retries
-        """The part that have a retry policy, and jobs that fail at random."""
-        self.backfills = backfills
-        """Whether every third operation is a large gang, and the others' jobs run for a second or for fifteen."""
-        self.bursts = bursts
-        """Whether operations are submitted several at once."""
+        self.options = options
         self.events = events
         self.rng = events.rng
         self.network = network
         self.name = f"client{number}"
         self.mood = mood
-        self.until_s = until_s
         self.watch = watch
         self.pool = f"pool{number}"
         self.weight = 1.0
@@ -78,16 +71,16 @@ class Client:
     async def _main(self) -> None:
         cores = self.mood.guaranteed_cores
         guarantee: dict[str, Any] = {"strong_guarantee_resources": {"cpu": cores}} if self.rng.random() < 0.5 else {}
-        if self.retries and self.pool == BOUNDED_POOL:
+        if self.options.retries and self.pool == BOUNDED_POOL:
             guarantee["max_retry_memory"] = BOUND
         if self.name == "client0" and self.mood.tree:
             edits = tuple(Edit((name,), value) for name, value in self.mood.tree.items())
             await self._do(ChangeTree("default", edits))
         await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
-        while self.events.now < self.until_s:
+        while self.events.now < self.options.commands_until_s:
             await asyncio.sleep(self.rng.expovariate(1.0 / self.mood.command_every_s))
             command = self._choose()
-            is_burst = self.bursts and isinstance(command, StartOperation)
+            is_burst = self.options.bursts and isinstance(command, StartOperation)
             more = [self._make_start() for _ in range(self.rng.randint(1, 11) if is_burst else 0)]
             await asyncio.gather(*map(self._do, (command, *more)))
         for operation_id in self.suspended:
@@ -135,7 +128,7 @@ class Client:
             spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
         if len(self.started) % 5 == 2:
             spec["fail_on_job_restart"] = True
-        if self.backfills:
+        if self.options.backfills:
             is_large, seconds = len(self.started) % 3 == 0, rng.choice((0.5, 1.0, 15.0))
             task.update({"cpu_limit": 1.5 if is_large else 0.5, "job_count": 5 if is_large else rng.choice((3, 8, 20))})
             task["command"][1] = f"{rng.uniform(0.5, 1.5) * seconds:.3f}"
@@ -147,15 +140,15 @@ class Client:
                     "title": "long" if seconds > 1.0 else "short",
                 }
             )
-        if self.vaults and len(self.started) % 3 == 1:
+        if self.options.vaults and len(self.started) % 3 == 1:
             spec["title"] = f"{self.name}-{len(self.started)}"
             spec["secure_vault"] = {"word": SECRET + spec["title"]}
-        if self.gangs and rng.random() < self.gangs:
+        if self.options.gangs and rng.random() < self.options.gangs:
             spec.pop("fail_on_job_restart", None)
             size = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}
             task["gang_options"] = size
             spec["max_failed_job_count"] = 100
-        if self.retries and rng.random() < self.retries:
+        if self.options.retries and rng.random() < self.options.retries:
             spec.pop("fail_on_job_restart", None)
             is_gang = "gang_options" in task or spec.get("is_gang")
             spec["retry_policy"] = [*POLICY] if is_gang else [*POLICY, OF_JOBS]

@@ -27,6 +27,12 @@ def _nothing() -> None:
     pass
 
 
+def _set(thing: object, name: str, value: object, usual: object = False) -> Undo:
+    """Set an attribute until it is mended."""
+    setattr(thing, name, value)
+    return lambda: setattr(thing, name, usual)
+
+
 @dataclass(frozen=True)
 class Mood:
     """What is different from world to world, so that each kind of trouble has worlds where little else happens."""
@@ -210,34 +216,15 @@ class Faults:
         return self._revive(host)
 
     def _fill_disk(self) -> Undo:
-        host = self._pick_host()
-        host.is_full = True
-
-        def undo() -> None:
-            host.is_full = False
-
-        return undo
+        return _set(self._pick_host(), "is_full", True)
 
     def _break_executor(self) -> Undo:
-        host = self._pick_host()
-        if host.executor is not None:
-            host.executor.is_broken = True
-        executor = host.executor
-
-        def undo() -> None:
-            if executor is not None:
-                executor.is_broken = False
-
-        return undo
+        executor = self._pick_host().executor
+        return _nothing if executor is None else _set(executor, "is_broken", True)
 
     def _fail_jobs(self) -> Undo:
-        host = self.world.hosts[0]  # always the same one: two agree that an operation is at fault
-        host.fails = self.rng.choice(("started", "not started"))
-
-        def undo() -> None:
-            host.fails = ""
-
-        return undo
+        # Always the same one: two agree that an operation is at fault.
+        return _set(self.world.hosts[0], "fails", self.rng.choice(("started", "not started")), "")
 
     def _step_clock(self) -> Undo:
         step_s = self.rng.choice((-1.0, 1.0)) * self.rng.choice((0.5, 5.0, 30.0))
@@ -257,34 +244,17 @@ class Faults:
         return _nothing
 
     def _break_commits(self) -> Undo:
-        self.world.database.breaks_commit = self._draw_break
-
-        def undo() -> None:
-            self.world.database.breaks_commit = lambda: ""
-
-        return undo
+        return _set(self.world.database, "breaks_commit", self._draw_break, lambda: "")
 
     def _draw_break(self) -> str:
         return self.rng.choice(("", "", "", "", "lost", "lost", "gone before", "gone after", "gone late"))
 
     def _stop_database(self) -> Undo:
-        database = self.world.database
-        database.end_all()
-        database.is_down = True
-
-        def undo() -> None:
-            database.is_down = False
-
-        return undo
+        self.world.database.end_all()
+        return _set(self.world.database, "is_down", True)
 
     def _fill_database(self) -> Undo:
-        database = self.world.database
-        database.is_full = True
-
-        def undo() -> None:
-            database.is_full = False
-
-        return undo
+        return _set(self.world.database, "is_full", True)
 
     # --- the network
 
@@ -294,11 +264,7 @@ class Faults:
         if self.rng.random() < 0.3:
             ways = ways[:: self.rng.choice((1, 2))]  # one direction only, perhaps
         cut |= set(ways)
-
-        def undo() -> None:
-            cut.difference_update(ways)
-
-        return undo
+        return lambda: cut.difference_update(ways)
 
     def _cut_database(self) -> Undo:
         return self._cut((self.rng.choice(("s1", "s2")), "db"))
@@ -315,22 +281,10 @@ class Faults:
         return self._cut(*((name, host.name) for host in self.world.hosts))
 
     def _lose(self) -> Undo:
-        network = self.world.network
-        network.lost = self.rng.choice((0.01, 0.1, 0.3))
-
-        def undo() -> None:
-            network.lost = 0.0
-
-        return undo
+        return _set(self.world.network, "lost", self.rng.choice((0.01, 0.1, 0.3)), 0.0)
 
     def _repeat(self) -> Undo:
-        network = self.world.network
-        network.repeated = self.rng.choice((0.05, 0.5))
-
-        def undo() -> None:
-            network.repeated = 0.0
-
-        return undo
+        return _set(self.world.network, "repeated", self.rng.choice((0.05, 0.5)), 0.0)
 
     def _slow(self) -> Undo:
         network = self.world.network

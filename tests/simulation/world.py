@@ -64,7 +64,8 @@ class Options:
     guarantees: bool = False
     """Whether long jobs of small operations take what is guaranteed to others, and preemption comes within seconds."""
     backfills: bool = False
-    """Whether room that is kept for gangs is used by jobs that end before it is needed."""
+    """Whether room that is kept for gangs is used until it is needed: every third operation is a large gang, and the
+    others' jobs run for a second or for fifteen."""
     bursts: bool = False
     """Whether operations are submitted several at once."""
 
@@ -173,20 +174,7 @@ class World:
             later(self.events.rng.uniform(0.0, 3.0), host.start_agent, self.make_agent)
         options = self.options
         self.clients = [
-            Client(
-                self.events,
-                self.network,
-                self.addresses,
-                number,
-                self.mood,
-                options.commands_until_s,
-                self.ledger,
-                options.gangs,
-                options.vaults,
-                options.retries,
-                options.backfills,
-                options.bursts,
-            )
+            Client(self.events, self.network, self.addresses, number, self.mood, self.ledger, options)
             for number in range(options.clients)
         ]
         for client in self.clients:

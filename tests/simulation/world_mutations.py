@@ -25,28 +25,19 @@ from cpumond.scheduler.store.lead import Lead
 if TYPE_CHECKING:
     from simulation.world import World
 
-Mutation = Callable[["World"], AbstractContextManager[None]]
+Mutation = Callable[["World"], AbstractContextManager[Any]]
 
 
 @contextlib.contextmanager
 def drop_the_fence(world: World) -> Iterator[None]:
     """Writes do not check their term, and a write of a lower one is not seen as such: only what it does."""
     world.database.checks_fence = world.ledger.sees_terms = False
-    with _lead_for_ever():
+    with lead_for_ever():
         yield
 
 
-@contextlib.contextmanager
-def _lead_for_ever() -> Iterator[None]:
-    with mock.patch.object(Lead, "may_answer", lambda self, term, _: self.is_own and self.term == term):
-        yield
-
-
-@contextlib.contextmanager
-def forget_the_clock(_: World) -> Iterator[None]:
-    """A leader answers and writes after its lease has ended by its own clock, until it is told."""
-    with _lead_for_ever():
-        yield
+def lead_for_ever() -> AbstractContextManager[Any]:
+    return mock.patch.object(Lead, "may_answer", lambda self, term, _: self.is_own and self.term == term)
 
 
 @contextlib.contextmanager
@@ -95,7 +86,7 @@ def forget_stops(_: World) -> Iterator[None]:
 def take_any_term(world: World) -> Iterator[None]:
     """Agents and users take answers of lower terms, from leaders that do not look at their clock."""
     world.ledger.sees_terms = False
-    with mock.patch.object(Terms, "accept", return_value=True), _lead_for_ever():
+    with mock.patch.object(Terms, "accept", return_value=True), lead_for_ever():
         yield
 
 
@@ -142,20 +133,6 @@ def number_at_the_database(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def number_anew(_: World) -> Iterator[None]:
-    """A leader does not look which entries are there, and counts from one."""
-    with mock.patch.object(SimStore, "_find_end", lambda self: self._end or LogEnd()):
-        yield
-
-
-@contextlib.contextmanager
-def order_before_the_end(_: World) -> Iterator[None]:
-    """A job is ordered while the one whose place it has, or the incarnation before, still ends."""
-    with mock.patch.object(lifecycle, "is_held", return_value=False):
-        yield
-
-
-@contextlib.contextmanager
 def forget_vaults(_: World) -> Iterator[None]:
     """A scheduler that takes over does not read the vaults, and takes operations for such without secrets."""
     load, open_vault = SimStore.load, dispatch.open_vault
@@ -171,44 +148,10 @@ def forget_vaults(_: World) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def blame_no_node(_: World) -> Iterator[None]:
-    """Failures count at once, also where all of them are on one node."""
-    with mock.patch.object(blame, "find_blamed", return_value=frozenset()):
-        yield
-
-
-@contextlib.contextmanager
-def forget_waits(_: World) -> Iterator[None]:
-    """A scheduler that takes over does not look which jobs wait to be started again."""
-    with mock.patch.object(changes, "retries", mock.Mock()):
-        yield
-
-
-@contextlib.contextmanager
-def grow_without_bound(_: World) -> Iterator[None]:
-    """Memory grows whatever pools and nodes allow."""
-    with mock.patch.object(retries, "_find_bound", return_value=(1e18, "")):
-        yield
-
-
-@contextlib.contextmanager
-def claim_nothing(_: World) -> Iterator[None]:
-    """Nobody takes protected jobs for a strong guarantee."""
-    with mock.patch.object(starvation, "may_claim", return_value=False):
-        yield
-
-
-@contextlib.contextmanager
-def wait_for_backfilled(_: World) -> Iterator[None]:
-    """A gang whose room others use meanwhile waits for their ends."""
-    with mock.patch.object(gangs, "_takes_back", return_value=False):
-        yield
-
-
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
-    "clock": forget_the_clock,
+    # A leader answers and writes after its lease has ended by its own clock, until it is told.
+    "clock": lambda _: lead_for_ever(),
     "acknowledge": acknowledge_before_the_write,
     "start": start_without_asking,
     "stop": forget_stops,
@@ -216,12 +159,20 @@ MUTATIONS: dict[str, Mutation] = {
     "outcome": guess_the_outcome,
     "later": log_later,
     "numbers": number_at_the_database,
-    "count": number_anew,
-    "hold": order_before_the_end,
+    # A leader does not look which entries of the log are there, and counts from one.
+    "count": lambda _: mock.patch.object(SimStore, "_find_end", lambda self: self._end or LogEnd()),
+    # A job is ordered while the one whose place it has, or the incarnation before, still ends.
+    "hold": lambda _: mock.patch.object(lifecycle, "is_held", return_value=False),
     "vault": forget_vaults,
-    "blame": blame_no_node,
-    "waits": forget_waits,
-    "bound": grow_without_bound,
-    "claim": claim_nothing,
-    "backfill": wait_for_backfilled,
+    # Failures count at once, also where all of them are on one node.
+    "blame": lambda _: mock.patch.object(blame, "find_blamed", return_value=frozenset()),
+    # A scheduler that takes over does not look which jobs wait to be started again.
+    "waits": lambda _: mock.patch.object(changes, "retries", mock.Mock()),
+    # Memory grows whatever pools and nodes allow.
+    "bound": lambda _: mock.patch.object(retries, "_find_bound", return_value=(1e18, "")),
+    # Nobody takes protected jobs for a strong guarantee.
+    "claim": lambda _: mock.patch.object(starvation, "may_claim", return_value=False),
+    # A gang whose room others use meanwhile waits for their ends.
+    "backfill": lambda _: mock.patch.object(gangs, "_takes_back", return_value=False),
 }
+"""By the name with which ``python -m simulation --mutate`` makes one."""
