@@ -215,3 +215,23 @@ def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, coun
     world.node("big", cpu=64.0)
     world.update()
     assert world.element(large).demand[1] == 40.0 * spec.get("cpu", 1.0), "one that could hold it has come"
+
+
+@pytest.mark.parametrize(("budget", "taken"), [(None, 4), (3, 3), (0, 0)])
+def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
+    world = World(
+        max_preemptions_per_minute=budget,
+        fair_share_starvation_timeout=1000,
+        max_unpreemptible_running_job_count=0,
+        preemptive_scheduling_backoff=0,
+    )
+    world.node("n1", cpu=10)
+    world.start("greedy", user="a", jobs=50)
+    world.settle_down()
+    late = world.start("late", user="b", jobs=50)
+    for _ in range(30):
+        world.step()
+    assert len(world.jobs_of(late)) == taken
+    for _ in range(60):
+        world.step()
+    assert len(world.jobs_of(late)) == (0 if budget == 0 else 4)
