@@ -147,7 +147,9 @@ def test_check_takes_the_share_of_throttled_periods_from_the_counters():
 
 def test_restore_hold_keeps_the_limit_from_shrinking_until_it_ends():
     s = MonitorSettings(restore_hold_s=30.0, smoothing_factor=1.0)
-    (_, state), *_ = steps(job(2.0, smoothed=1.0), 2.0, 1, s, throttled_ratio=1.0)
+    before = msgspec.structs.replace(job(2.0, smoothed=1.0), usages=(1.0,))
+    (_, state), *_ = steps(before, 2.0, 1, s, throttled_ratio=1.0)
+    assert (state.window, state.usages) == ((), ())
     results = steps(state, 0.0, 40, s)
     first = next(state for decision, state in results if decision.changes)
     assert first.base.at_s == 1.0 + 30.0

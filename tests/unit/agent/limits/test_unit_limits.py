@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_units import PATH, QUOTA, UNIT, UNITS, UnitNode
+from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
 from cpumond.agent.limits.restore import restore_all
 from cpumond.agent.limits.units import UnitLimits, read_labels
@@ -221,6 +221,29 @@ def lose_limit_file(node: UnitNode) -> None:
     node.file.symlink_to(node.directory / "not there" / "cpu.max")
 
 
+def start_with_unseen_limit(node: UnitNode) -> None:
+    """On v2 a unit's cgroup comes first and the limit file a moment later, which nothing tells of."""
+    node.bus.stored[UNIT] = ((QUOTA, 1_500_000),)
+    lose_limit_file(node)
+    node.start()
+    node.file.unlink()
+    node.systemd_writes()
+
+
+def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> None:
+    node = UnitNode(tmp_path, "max 100000")
+    start_with_unseen_limit(node)
+    for _ in range(8):
+        snapshot = node.tick()
+        node.bus.answer()
+        node.bus.obey()
+    assert snapshot.foreign_writes == {"raise": 0, "lower": 0}
+    assert (node.status()["cpu_limit"], node.status()["status"], node.limit()) == (1.5, "reclaim", 0.5)
+    assert node.originals().cgroups[PATH].settings.cores == 1.5
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (1.5, 1.5)
+
+
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])
 def test_what_systemd_took_last_is_ours_however_many_orders_ago(node: UnitNode, restarted: bool) -> None:
     node.reload(UNITS.replace("decrease_coefficient = 0.5", "decrease_coefficient = 0.9"))
@@ -415,6 +438,33 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         assert "it has no limit file" in str(bare.status()["last_error"])
         assert [record["event"] for record in logs].count("limit_write_failed") == 1
         assert "are only set by" in snapshot.problems[-1]
+
+
+class SlowBus(ScriptedBus):
+    """A systemd that takes one unit in each part of the time that it is given."""
+
+    def flush(self, timeout_s: float) -> bool:
+        for unit in list(self.told)[:1]:
+            self.stored[unit] = self.told.pop(unit)
+            self.news.append(UnitEvent("done", unit, self.stored[unit]))
+        return not self.told
+
+
+@pytest.mark.parametrize(("units", "left"), [(4, 0), (10, 4)])
+def test_the_end_waits_while_systemd_takes_limits_back(
+    node: UnitNode, units: int, left: int, logs: list[dict[str, Any]]
+) -> None:
+    for number in range(units - 1):
+        node.make(f"work{number}.service")
+    node.ticks(8)
+    node.bus.obey()
+    node.bus.told.clear()
+    node.tick()
+    node.bus.__class__ = SlowBus
+    assert node.agent.close() == left
+    failed = [record for record in logs if record["event"] == "restore_failed"]
+    assert [record["units"] for record in failed] == ([left] if left else [])
+    assert len(node.originals().cgroups) == left
 
 
 def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:

@@ -89,6 +89,29 @@ def test_a_unit_that_came_again_and_is_no_job_any_more_is_put_back(node: UnitNod
 # ---- systemd does not answer
 
 
+def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node: UnitNode) -> None:
+    """polkit goes: the file is put back at the end, systemd keeps 0.5, and writes it at a reload in the next run."""
+    node.lower()
+    node.bus.denies = True
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (4.0, 0.5)
+    assert PATH in node.originals().cgroups
+    node.bus.closed, node.bus.told, node.bus.news = 0, {}, [UnitEvent("connected")]
+    node.agent = node.make_agent()
+    node.start()
+    node.ticks(2)
+    node.bus.obey()
+    node.tick()
+    node.systemd_writes()
+    node.bus.news.append(UnitEvent("reloaded"))
+    node.tick()
+    node.bus.answer()
+    node.tick()
+    assert node.status()["cpu_limit"] == 4.0
+    node.agent.close()
+    assert node.limit() == 4.0
+
+
 def test_units_of_a_host_without_a_bus_are_forgotten_when_they_end(node: UnitNode) -> None:
     node.bus.news.append(UnitEvent("away", text="there is no bus"))
     node.tick()
@@ -172,6 +195,17 @@ def test_an_order_of_ours_is_held_back_when_somebody_was_faster(node: UnitNode, 
     assert_ordered(node, cores)
 
 
+@pytest.mark.parametrize("is_older", [False, True], ids=["another", "ours a moment ago"])
+def test_so_it_is_when_the_limit_goes_down(node: UnitNode, is_older: bool) -> None:
+    before = go_down(node)
+    go_down(node)
+    go_down(node)
+    cores = before if is_older else 1.5
+    order_unseen(node, cores)
+    exchange(node)
+    assert_ordered(node, cores)
+
+
 def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     node.lower()
     node.wake()
@@ -198,6 +232,38 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     assert node.agent.close() == 0
     assert node.originals().cgroups == {}
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_so_it_does_at_the_end(node: UnitNode, paused: bool) -> None:
+    node.lower()
+    node.ticks(3)
+    if paused:
+        (node.directory / "run" / "pause").touch()
+    order_unseen(node, 2.0)
+    assert node.agent.close() == 0
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.originals().cgroups == {}
+
+
+@pytest.mark.parametrize("ticks", [1, 12])
+@pytest.mark.parametrize("gone_since", [0, 1])
+def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int, gone_since: int) -> None:
+    node.lower()
+    node.wake()
+    node.remove(UNIT)
+    node.ticks(gone_since)
+    order_unseen(node, 2.0)
+    for _ in range(ticks):
+        node.bus.obey()
+        node.tick()
+    node.bus.obey()
+    node.make(UNIT)
+    node.systemd_writes()
+    node.ticks(2)
+    assert node.status()["cpu_limit"] == 2.0
+    node.agent.close()
+    assert node.limit() == 2.0
 
 
 def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
@@ -228,6 +294,20 @@ def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypa
     assert node.status()["cpu_limit"] == 1.5
     node.agent.close()
     assert node.limit() == 1.5
+
+
+def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
+    """The actuator was changed; the quota goes back to systemd together with the first lower weight."""
+    node.bus.stored[UNIT] = ((QUOTA, 4_000_000), ("CPUWeight", NO_LIMIT))
+    node.lower()
+    node.reload(WEIGHT_UNITS)
+    node.ticks(3)
+    assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
+    node.bus.stored[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
+    exchange(node, 4)
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
 
 
 def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:

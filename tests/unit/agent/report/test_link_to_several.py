@@ -121,3 +121,13 @@ def test_an_address_that_is_no_scheduler_or_fails_is_left(pair: Pair, status: in
     with linked(first.url, second.url) as node:
         node.beat(1)
         assert node.link.scheduler[0] == second.url
+
+
+def test_a_scheduler_that_does_not_answer_in_time_is_left(pair: Pair):
+    first, second = pair
+    second.usual = lead(4)
+    with linked(first.url, second.url, timeout_s=0.3) as node:
+        node.beat(1)
+        first.turns[HEARTBEATS] = [lambda handler: handler.rfile.read(1)] * 100
+        node.beat(2)
+        assert node.link.scheduler[0] == second.url

@@ -394,6 +394,12 @@ def test_a_heartbeat_that_is_too_old_is_dropped_and_told_once(server: PlayedServ
     assert logs[1]["error"].endswith("the heartbeat was dropped: sequence 1 is not newer than 1")
 
 
+def test_fields_of_a_later_version_are_passed_over(server: PlayedServer):
+    server.turns[HEARTBEATS] = [reply({"accepted": True, "later": 1})]
+    with linked(server.url) as node:
+        assert node.beat(1) == ACCEPTED
+
+
 GARBAGE = [
     b"", b"[]", b"{}", b"\xff", b'{"accepted":true,"start":[{"job_id":"a"}]}',
     b'{"accepted":true,"stop":' + b"[" * 100_000,
