@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commands import run_command
 from test_every_command import on_terminal
-from test_json_api import LiveScheduler, make_node
+from test_json_api import LiveScheduler, make_node, run_one
 from waiting import wait_until
 
 
@@ -118,9 +118,12 @@ def test_what_has_guarantees_or_operations_is_not_removed_unasked(cpumond):
 
 
 def test_warnings_go_to_standard_error_and_the_change_is_made(server, cpumond):
-    cpumond("pool", "create", "research", "wieght=2", "--force")
+    cpumond("pool", "create", "research", "team=x", "wieght=2", "--force")
     assert cpumond.err.startswith("warning: ")
     assert 'did you mean "weight"' in cpumond.err
+    cpumond("pool", "set", "research", "max-share-ratio=0.5", 'site={name="y"}', "team=", "--force")
+    attributes = cpumond.json("pool", "show", "research")["attributes"]
+    assert attributes == {"wieght": 2, "site": {"name": "y"}, "max_share_ratio": 0.5}
     operation = cpumond("operation", "start", "--pool", "reserch", "--", "true").strip()
     assert 'warning: pool "reserch" did not exist' in cpumond.err
     assert 'did you mean "research"?' in cpumond.err
@@ -346,9 +349,7 @@ def test_the_spec_carries_what_the_options_say(server, cpumond):
     assert shown["spec"]["min_run_time"] == 120_000.0
     assert (shown["time_limit"], shown["tasks"][0]["job_time_limit"]) == (7_200_000.0, 90_000.0)
     assert "time limit: 2 h" in " ".join(cpumond("operation", "show", operation_id).split())
-
-
-def test_a_task_has_an_environment_and_a_place_to_work(server, cpumond):
+    cpumond("operation", "abort", operation_id)
     node = make_node(server, "n1")
     node.register()
     words = ("--env", "A=1", "--env", "B=x=y", "--working-directory", "/srv/data", "--interruptible")
@@ -386,11 +387,7 @@ def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
 
 
 def test_jobs_and_pools_say_what_was_used(server, cpumond):
-    node = make_node(server, "n1")
-    node.register()
-    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
-    wait_until(lambda: node.beat() and node.jobs, "the job")
-    (job,) = node.jobs
+    node, operation_id, job = run_one(server)
     node.jobs[job] |= {"cgroup": "/jobs/1", "cpu_seconds": 12.5, "reclaimed_cpu_seconds": 3.0}
     node.beat()
     (shown,) = cpumond.json("operation", "jobs", operation_id)["jobs"]
@@ -408,12 +405,3 @@ def test_the_fleet_is_filtered_in_every_form(server, cpumond):
     assert [each["id"] for each in cpumond.json("fleet", "--tag", "rack-a")["agents"]] == ["n1"]
     assert cpumond("fleet", "--tag", "rack-a", "-o", "csv").count("\n") == 2
     assert cpumond.json("fleet", "--problems")["agents"] == []
-
-
-def test_an_attribute_that_is_no_option_is_kept_by_force(server, cpumond):
-    cpumond("pool", "create", "a", "team=x", "Weight=2", "--force")
-    cpumond("pool", "set", "a", "max-share-ratio=0.5", 'site={name="y"}', "--force")
-    attributes = cpumond.json("pool", "show", "a")["attributes"]
-    assert (attributes["team"], attributes["site"], attributes["max_share_ratio"]) == ("x", {"name": "y"}, 0.5)
-    cpumond("pool", "set", "a", "team=", "--unset", "site")
-    assert cpumond.json("pool", "show", "a")["attributes"].keys() == {"Weight", "max_share_ratio"}
