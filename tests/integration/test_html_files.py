@@ -49,17 +49,6 @@ def test_a_graph_is_drawn_with_what_is_in_the_file_alone(page: Page, tmp_path: P
     ]  # fmt: skip
 
 
-def test_the_pointer_shows_the_values_under_it(page: Page, tmp_path: Path) -> None:
-    page.goto(write_page(tmp_path / "page.html"))
-    head = page.locator("thead th:nth-child(2)").first
-    assert head.inner_text() == "end"
-    page.locator(".u-over").hover()
-    assert head.inner_text() == "1:00:00"
-    assert page.locator("tbody").first.inner_text().split()[5:7] == ["12.5", "k"]
-    page.mouse.move(1, 1)
-    assert head.inner_text() == "end"
-
-
 def test_without_a_script_there_are_sentences_and_tables(new_page: Callable[..., Page], tmp_path: Path) -> None:
     page = new_page(java_script_enabled=False, color_scheme="dark")
     page.goto(write_page(tmp_path / "page.html"))

@@ -73,14 +73,6 @@ def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_pa
     assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
 
 
-def test_a_job_that_runs_for_too_long(loop: Loop) -> None:
-    """TIME-1."""
-    operation = start(loop, "sleep 1000", "max_failed_job_count=1", job_time_limit=1500)
-    loop.await_state(operation, "failed")
-    [job] = list_jobs(loop, operation)
-    assert (job["state"], job["error"]["code"], job["error"]["attributes"]) == ("failed", 1202, {"limit": 1500})
-
-
 @pytest.mark.parametrize(("code", "counts"), [(17, {"lost": 1, "running": 1}), (0, {"completed": 1})])
 def test_a_job_that_is_interrupted_by_its_own_signal(
     loop: Loop, tmp_path: Path, code: int, counts: dict[str, int]

@@ -184,14 +184,6 @@ def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> N
         send_for(connections, head("GET", "/api/v1/openapi.json") * 10, ATTACK_S)
 
 
-def test_a_body_that_is_too_large_is_refused_with_a_sentence(scheduler: SchedulerProcess) -> None:
-    """Also to a client that first sends everything."""
-    for body in (b"a" * (MIB + 1), b"a" * (16 * MIB)):
-        answer = scheduler.client.post("/api/v1/operations", content=body)
-        assert answer.status_code == 413
-        assert "larger than the limit of 1048576 bytes" in answer.json()["error"]
-
-
 def test_a_heartbeat_of_thousands_of_jobs_is_taken(scheduler: SchedulerProcess) -> None:
     node = PlayedNode(scheduler, "large")
     node.register()

@@ -67,10 +67,7 @@ def test_the_life_of_a_token(scheduler: SchedulerProcess) -> None:
     assert "token" in record["origin"]
     assert "hash" not in record
 
-
-def test_the_exit_code_says_why_a_token_is_not_made_or_revoked(scheduler: SchedulerProcess) -> None:
-    """Who may make which is in ``tests/unit/scheduler/state/test_token_commands.py``."""
-    start_with_tokens(scheduler, "admin", "user")
+    # Who may make which is in ``tests/unit/scheduler/state/test_token_commands.py``.
     [of_file, _] = list_ids(scheduler, "admin")
     done = run(scheduler, "user", "token", "create", "carol", code=77)
     assert "me may create tokens only for me" in done.stderr
@@ -79,4 +76,4 @@ def test_the_exit_code_says_why_a_token_is_not_made_or_revoked(scheduler: Schedu
     status, text = ask(scheduler, "admin", "POST", "tokens", {"user": "everyone"})
     assert status == 422
     assert "access lists use it as a special word" in text
-    assert len(scheduler.get("tokens")["tokens"]) == 2
+    assert len(scheduler.get("tokens")["tokens"]) == 3

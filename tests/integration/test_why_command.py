@@ -1,10 +1,9 @@
-"""``cpumond why`` against a real scheduler: the sentence, the table, JSON, and its change applied as it is printed."""
+"""``cpumond why`` against a real scheduler: the sentence, the table, and its change applied as it is printed."""
 
 from __future__ import annotations
 
 import shlex
 
-import pytest
 from test_json_api import make_node
 from test_scheduler_commands import Shell, cpumond, server
 from waiting import wait_until
@@ -12,11 +11,9 @@ from waiting import wait_until
 __all__ = ["cpumond", "server"]
 
 
-@pytest.fixture
-def choked(server, cpumond: Shell) -> Shell:
+def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(server, cpumond: Shell):
     """Pool research may run one of its three operations; a node of 8 cores is there for them."""
     cpumond("pool", "create", "research", "max_running_operation_count=1")
-    cpumond("pool", "create", "other")
     node = make_node(server, "n1", cpu=8.0)
     node.register()
     for _ in range(3):
@@ -27,11 +24,7 @@ def choked(server, cpumond: Shell) -> Shell:
         return cpumond.json("why")["parts"]["starting"] == 0.0 and server.scheduler.state.jobs != {}
 
     wait_until(is_held, "one operation runs")
-    return cpumond
-
-
-def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
-    lines = choked("why").splitlines()
+    lines = cpumond("why").splitlines()
     assert lines[0] == (
         "4 cores stand idle while 2 operations wait: max_running_operation_count of pool research is 1; raise it to 3 "
         "and 4 cores start work"
@@ -45,21 +38,5 @@ def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
     assert lines[7].split() == ["cores", "blocked", "by", "pool", "change"]
     assert lines[8].split() == ["4", "max_running_operation_count", "research", "raise", "it", "to", "3"]
     assert lines[9].startswith("$ cpumond pool set research max_running_operation_count=3")
-    choked(*shlex.split(lines[9])[2:])
-    assert "blocked:  0 cores" in choked("why")
-
-
-def test_json_has_the_causes_most_cores_first(choked, server):
-    answer = choked.json("why", "research")
-    [cause] = answer["causes"]
-    assert (cause["kind"], cause["pool"], cause["cores"]) == ("max_running_operation_count", "research", 4.0)
-    assert cause["change"]["commands"] == [
-        {
-            "type": "ChangePool",
-            "tree": "default",
-            "pool": "research",
-            "edits": [{"path": ["max_running_operation_count"], "value": 3}],
-        }
-    ]
-    assert choked.json("why", "other")["causes"] == []
-    assert "does not exist" in server.get("/trees/default/why", 404, pool="nobody")["error"]
+    cpumond(*shlex.split(lines[9])[2:])
+    assert "blocked:  0 cores" in cpumond("why")

@@ -133,21 +133,6 @@ def test_an_aborted_job_is_started_again(loop: Loop, tmp_path: Path):
     assert kept["id"] == first["id"]
 
 
-def test_an_abandoned_job_counts_as_completed(loop: Loop, tmp_path: Path):
-    """JOB-2."""
-    gate = tmp_path / "gate"
-    operation = start(loop, f"until [ -e {gate} ]; do sleep 0.1; done", 2)
-    [first, other] = await_jobs(loop, operation, 2)
-    loop.yt("execute", "abandon_job", f'{{job_id="{first["id"]}"}}')
-    counts = count_jobs(loop, operation)
-    assert (counts["completed"], counts["total"], loop.operation(operation)["state"]) == (1, 2, "running")
-    loop.wait(lambda: not loop.pids(first["cgroup"]), "its processes are gone", WAIT_S)
-    assert [job["id"] for job in ask(loop, "list-jobs", operation, "--job-state", "running")["jobs"]] == [other["id"]]
-    gate.touch()
-    loop.await_state(operation, "completed")
-    assert len(ask(loop, "list-jobs", operation)["jobs"]) == 2
-
-
 def test_a_running_operation_gets_more_and_fewer_jobs(loop: Loop, tmp_path: Path):
     """JOB-4."""
     gate = tmp_path / "gate"
