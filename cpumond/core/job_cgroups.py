@@ -1,8 +1,9 @@
-"""Names of the executors' job cgroups, relative to the hierarchy's root, and the folder of unit drop-ins."""
+"""Paths of cgroups relative to the hierarchy's root, those of the executors' jobs, and the folder of unit drop-ins."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 DEFAULT_ROOT: Final = "cpumond-jobs"
@@ -16,6 +17,13 @@ IDLE_SLICE: Final = "cpumond_reclaimed.slice"
 
 INSTALLED_DROP_INS: Final = "/usr/share/cpumond/systemd"
 """Folder of executor.conf and cpumond.service.d in the Debian package; in a checkout it is systemd/."""
+
+
+def list_above(path: str) -> Iterator[str]:
+    """Yield all paths above ``path`` but the root, the nearest first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def name_idle_parent(root: str) -> str:

@@ -85,7 +85,8 @@ BELOW: dict[str, set[str]] = {
     "agent": {"", "core", "host", "monitor", "web", "agent"},
     "agent.config": {"core", "monitor.model"},
     "agent.discovery": {
-        "core.errors", "core.measures", "agent.config", "agent.discovery", "host.engine.model", "host.engine.processes",
+        "core.errors", "core.job_cgroups", "core.measures", "agent.config", "agent.discovery", "host.engine.model",
+        "host.engine.processes",
     },
     "agent.report": {"", "core", "agent.config", "agent.report"},
     "scheduler": {"", "core", "host.connections", "host.service", "fairshare", "monitor.model", "scheduler"},

@@ -20,7 +20,7 @@ from cpumond.agent.discovery.engines import (
 )
 from cpumond.agent.discovery.glob import list_glob, list_static, may_match
 from cpumond.agent.discovery.units import list_units, may_hold_units
-from cpumond.agent.discovery.workloads import list_above
+from cpumond.core.job_cgroups import list_above
 from cpumond.host.engine.model import EngineJob
 
 

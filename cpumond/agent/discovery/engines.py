@@ -12,7 +12,8 @@ from typing import Final
 
 from cpumond.agent.config import Source
 from cpumond.agent.discovery.glob import list_glob, may_match
-from cpumond.agent.discovery.workloads import classify, list_above
+from cpumond.agent.discovery.workloads import classify
+from cpumond.core.job_cgroups import list_above
 from cpumond.host.engine.model import SHORT_ID, SLUID, EngineJob, EngineView, Key
 from cpumond.host.engine.processes import CRUN_CHILD
 

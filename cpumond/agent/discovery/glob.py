@@ -6,15 +6,15 @@ import fnmatch
 import os
 import re
 
+from cpumond.core.job_cgroups import list_above
+
 MAX_DEPTH = 32
 
 
 def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
     """Return the path if it exists, and the directory to watch for it: the nearest existing one above the path."""
     path = "/".join(part for part in pattern.split("/") if part)
-    parent = path.rpartition("/")[0]
-    while parent and not os.path.isdir(os.path.join(root, parent)):
-        parent = parent.rpartition("/")[0]
+    parent = next((each for each in list_above(path) if os.path.isdir(os.path.join(root, each))), "")
     return ([path] if os.path.isdir(os.path.join(root, path)) else []), [parent]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 
 from cpumond.agent.discovery.glob import list_directories
+from cpumond.core.job_cgroups import list_above
 
 UNITS = (".service", ".scope")
 MAX_DEPTH = 32
@@ -29,11 +30,8 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
     matches = re.compile(fnmatch.translate(pattern)).match
     for name in slices:
         place = slice_path(name)
-        above = place
-        while above:
-            # A slice disappears with its last unit and is created again with the next unit.
-            above = above.rpartition("/")[0]
-            watched.add(above)
+        # A slice disappears with its last unit and is created again with the next unit.
+        watched.update(("", *list_above(place)))
         waiting = [place]
         while waiting:
             folder = waiting.pop()

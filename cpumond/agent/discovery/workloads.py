@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 import msgspec
 
 from cpumond.agent.discovery.units import slice_path
+from cpumond.core.job_cgroups import list_above
 from cpumond.host.engine.model import SHORT_ID, SLUID
 
 Kind = Literal[
@@ -190,13 +191,6 @@ def pick_workloads(
         for path, each in chosen.items()
     )
     return sorted(moved, key=lambda workload: workload.path)
-
-
-def list_above(path: str) -> Iterator[str]:
-    """Yield all paths above ``path`` but the root, the nearest first."""
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 from cpumond.agent.config import load_config
 from cpumond.agent.discovery.glob import list_directories
-from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
+from cpumond.agent.discovery.workloads import Workload, pick_workloads
 from cpumond.cli.agent.estimate_findings import Findings, WorkloadRow
 from cpumond.cli.agent.watch import read_own_quota
 from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import ProgressLine
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
+from cpumond.core.job_cgroups import list_above
 from cpumond.core.measures import count_cores, format_cores, format_span
 from cpumond.core.words import count, escape
 from cpumond.host.cgroup import Cgroup, open_cgroup

@@ -166,8 +166,9 @@ def _key(source: Source) -> tuple[str, str]:
 
 def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[str]:
     """Sentences about the workloads of this host that belong to no engine."""
-    from cpumond.agent.discovery.workloads import list_above, list_sources
+    from cpumond.agent.discovery.workloads import list_sources
     from cpumond.cli.agent.estimate_watch import find_workloads, list_leaves
+    from cpumond.core.job_cgroups import list_above
 
     jobs = {job.path for each in seen for job in each.found}
     kinds = {kind for each in seen for kind in each.facts.workloads}

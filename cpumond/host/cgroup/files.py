@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError, describe
+from cpumond.core.job_cgroups import list_above
 from cpumond.host.cgroup.mounts import Hierarchies, held_place, read_identity
 from cpumond.host.cgroup.parse import (
     STAT_BYTES,
@@ -126,7 +127,7 @@ class Cgroup:
         """Yield (name at the time of opening, place) of each cgroup above, the nearest first. The root ("") comes last:
         in a container it has limits, too."""
         place = self.place
-        for name in (*ancestors(self.path), ""):
+        for name in (*list_above(self.path), ""):
             place += "/.."
             yield name, place
 
@@ -304,13 +305,6 @@ def is_idle(directory: str) -> bool:
         return False
 
 
-def ancestors(path: str) -> Iterator[str]:
-    """Yield the relative paths above ``path``, the nearest first, without the root."""
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
 def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
     """Return the value of ``user.cpumond.mode`` and whether the cgroup belongs to root; None if it is not set."""
     try:
@@ -324,7 +318,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
     """Return the number of CPUs in the cgroup's cpuset, or else in its nearest ancestor's, or else of CPUs online."""
     if hierarchies.cpuset_root:
-        for place in [path, *ancestors(path), ""]:
+        for place in [path, *list_above(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
                 text = read_text(os.path.join(hierarchies.cpuset_root, place, name))
                 if text and text.strip():

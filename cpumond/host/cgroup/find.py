@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from cpumond.core.errors import UnknownLimitsError
-from cpumond.host.cgroup.files import ancestors
+from cpumond.core.job_cgroups import list_above
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 
 
@@ -41,7 +41,7 @@ class CgroupFinder:
             found = self._list_level(path.count("/") + 1).get(inode)
             if found is not None:
                 return found
-        for place in (path, *ancestors(path)):
+        for place in (path, *list_above(path)):
             dev = self._identify(place)[0]
             if dev:
                 if dev != self._dev:

@@ -6,7 +6,8 @@ import pytest
 
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import list_jobs
-from cpumond.agent.discovery.workloads import classify, find_roots, generalise, list_above, list_sources, pick_workloads
+from cpumond.agent.discovery.workloads import classify, find_roots, generalise, list_sources, pick_workloads
+from cpumond.core.job_cgroups import list_above
 from cpumond.testing import make_tree
 
 ID = "3f9ab1c2d4e5" + "0" * 52

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
+from cpumond.agent.discovery.workloads import Workload, pick_workloads
 from cpumond.cli.agent.estimate_findings import WorkloadRow, describe, render_text
 from cpumond.cli.agent.estimate_watch import GLANCE_S, HostWatch, list_leaves, watch_host
 from cpumond.core.errors import CgroupReadError, UnavailableError
+from cpumond.core.job_cgroups import list_above
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.rules import RULES
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
