@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cpumond.api import node_views, rollout_views
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
@@ -47,14 +49,7 @@ def list_targets(call: Call) -> list[rollout_views.TargetGroup]:
 
 def read_stage(call: Call) -> SetStage:
     body: requests.SetStageBody = call.body
-    return SetStage(
-        nodes_filter=body.nodes_filter.strip() or EVERY_NODE,
-        why=body.why,
-        level=body.level,
-        canary_ratio=body.canary_ratio,
-        canary_period_s=body.canary_period_s,
-        budget=body.budget,
-    )
+    return SetStage(**{**msgspec.structs.asdict(body), "nodes_filter": body.nodes_filter.strip() or EVERY_NODE})
 
 
 def cost_of_stage(call: Call) -> float:
