@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from agent_process import AgentProcess
 from configs import describe_agent, make
-from waiting import wait_until
 
 from cpumond.agent.peaks import PEAKS_FILE, Learned, Peaks
 from cpumond.agent.state_file import load
@@ -107,7 +106,7 @@ def read_new(path: Path, offset: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith(b"{")]
 
 
-def check_recalled(found: dict[str, Any], known: Learned | None, hard: float) -> None:
+def check_recalled(found: dict[str, Any], known: Learned | None) -> None:
     """What a job begins with is what the file said of it."""
     if known is None:
         assert "caution" not in found
@@ -118,7 +117,7 @@ def check_recalled(found: dict[str, Any], known: Learned | None, hard: float) ->
         # It has faded meanwhile, never by more than half for each half-life.
         half_life_s = 0.1 * 2**known.caution
         least = known.peak_cores * 2 ** -((time.monotonic() - known.at_s) / half_life_s)
-        assert min(least, hard) - 1e-5 <= found["peak_cores"] <= min(known.peak_cores, hard) + 1e-5
+        assert min(least, ORDERED_CORES) - 1e-5 <= found["peak_cores"] <= min(known.peak_cores, ORDERED_CORES) + 1e-5
 
 
 def test_an_agent_that_is_killed_at_any_moment_goes_on_with_what_it_had_learned(cgroups, agent, launcher):
@@ -142,7 +141,7 @@ def test_an_agent_that_is_killed_at_any_moment_goes_on_with_what_it_had_learned(
         records = read_new(agent.log_path, offset)
         found = {record["cgroup"]: record for record in records if record["event"] == "job_found"}
         for path, record in found.items():
-            check_recalled(record, known.get(path), ORDERED_CORES)
+            check_recalled(record, known.get(path))
             recalled += path in known
         assert not [record for record in records if record["level"] in ("error", "critical")]
         assert not [record for record in records if record["event"] == "peaks_begin_anew"]
@@ -163,32 +162,3 @@ def test_an_agent_that_is_killed_at_any_moment_goes_on_with_what_it_had_learned(
     print(f"{KILLS} kills: {recalled} jobs recalled, {lowered} times a limit was low, {held} times held back")
     assert agent.run("restore").returncode == 0
     assert [cgroups.quota_cores(name) for name in JOBS] == [ORDERED_CORES] * len(JOBS)
-
-
-def test_an_agent_that_ends_stores_it_once_more_when_all_limits_are_back(cgroups, agent, launcher):
-    make(cgroups, "idle", quota_us=int(ORDERED_CORES * 100_000))
-    path, file = f"{cgroups.top}/idle", str(agent.directory / "state" / PEAKS_FILE)
-
-    def start() -> tuple[int, dict[str, Any]]:
-        offset = agent.log_path.stat().st_size
-        pid = launcher.start()
-        wait_until(
-            lambda: [record for record in read_new(agent.log_path, offset) if record["event"] == "started"], "it is up"
-        )
-        [found] = [record for record in read_new(agent.log_path, offset) if record["event"] == "job_found"]
-        return pid, found
-
-    pid, found = start()
-    check_recalled(found, None, ORDERED_CORES)
-    wait_until(lambda: cgroups.quota_cores("idle") < 0.06, "the quota is down")
-    os.kill(pid, signal.SIGTERM)
-    assert launcher.wait() == 0
-    assert cgroups.quota_cores("idle") == ORDERED_CORES
-    content = load(file, Peaks)
-    assert content is not None
-    pid, found = start()
-    check_recalled(found, content.jobs[path], ORDERED_CORES)
-    os.kill(pid, signal.SIGKILL)
-    launcher.wait()
-    assert agent.run("restore").returncode == 0
-    assert cgroups.quota_cores("idle") == ORDERED_CORES
