@@ -8,18 +8,23 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
+import psycopg
 import pytest
 import test_every_command as every
 from commands import run_command
+from postgresql import run_sql
 from waiting import is_over, wait_until
 
 from cpumond.cluster import CLUSTER_PREFIX, Cluster
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 
@@ -81,7 +86,13 @@ def test_a_job_tells_of_its_checkpoints(cluster: Cluster, tmp_path: Path) -> Non
     cluster.wait(lambda: not cluster.jobs(operation, "running"), "it ends")
 
 
-def test_all_is_removed_after_an_exception(hierarchies: Hierarchies, tmp_path: Path) -> None:
+def test_all_is_removed_after_an_exception(
+    hierarchies: Hierarchies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the directory has files that are called as modules."""
+    for name in ("uvicorn.py", "msgspec.py", "random.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
     whole = Cluster(tmp_path, 1, cpu=0.5, cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster")
     parts: list[psutil.Process] = []
 
@@ -195,8 +206,30 @@ def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchie
         command.process.kill()
     wait_until(lambda: all(is_over(process) for process in parts), "the agents end")
     assert list_cgroups(command.process.pid)
-    with Command(tmp_path, "--json") as after:
-        after.read_line()
+    with Command(tmp_path, "--json", "--keep") as after:
+        kept = Path(json.loads(after.read_line())["directory"])
         assert list_cgroups(command.process.pid) == []
-        after.end()
-    assert list(tmp_path.iterdir()) == []
+        assert after.end(signal.SIGTERM) == ""
+    assert list_cgroups(after.process.pid) == []
+    assert list(tmp_path.iterdir()) == [kept]
+    assert "node_registered" in (kept / "node-1/log.jsonl").read_text()
+
+
+def test_two_schedulers_share_a_database_that_nobody_else_reaches(hierarchies: Hierarchies) -> None:
+    try:
+        PostgresServer().close()
+    except UnavailableError as error:
+        pytest.skip(f"needs PostgreSQL: {error}")
+    # PostgreSQL's own account has to get into its directory.
+    with Command(Path(tempfile.gettempdir()), "--schedulers", "2", "--json") as command:
+        told = json.loads(command.read_line())
+        # Whoever reaches it is its superuser, and could start jobs: other users of the machine must not.
+        config = tomllib.loads(Path(told["directory"], "scheduler/config.toml").read_text(encoding="utf-8"))
+        conninfo = config["store"]["conninfo"]
+        assert run_sql(conninfo, "SELECT term FROM cpumond_lease") == [(1,)]
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            run_sql(f"{conninfo} host=127.0.0.1", "SELECT 1")
+        roles = {httpx2.get(f"{url}/readyz", trust_env=False).json()["role"] for url in told["schedulers"]}
+        assert roles == {"leader", "standby"}
+        command.end()
+    assert not os.path.exists(told["directory"])

@@ -120,6 +120,15 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
+def test_a_change_of_pools_is_simulated_and_what_is_refused_is_refused(site: Site, tmp_path: Path) -> None:
+    assert site.run("pool", "plan", "p", "max_running_operation_count=1", "--simulate")
+    file = tmp_path / "tree.toml"
+    file.write_text(site.run("tree", "export", "default"))
+    assert "nothing would change" in site.run("tree", "plan", str(file), "--simulate")
+    site.run("operation", "simulate", "--pool", "p", "--weight", "-1", "--", "true", code=78)
+    site.run("operation", "when", "ffffffff-1-1-1", code=67)
+
+
 def is_first_to_go(process: psutil.Process) -> bool:
     """Whether the kernel would end this process first where memory is short."""
     try:

@@ -96,6 +96,18 @@ def test_core_hours_are_what_nodes_told_before_and_after_a_restart(world, schedu
         assert (rows["pool", "b"]["parent"], rows["operation", world["four"]]["pool"]) == ("a", "c")
 
 
+def test_a_scheduler_that_knows_nothing_says_so(scheduler, cpumond):
+    for history, sentence in (
+        ('length = "0s"', "history is turned off: [history] length = 0"),
+        ('period = "1h"', "nothing has been recorded yet for the last 1 d; the history gets a point every 1 h\n"),
+    ):
+        scheduler.write_config(f"[history]\n{history}\n")
+        scheduler.start()
+        cpumond("report", "--scheduler", scheduler.url, code=69)
+        assert (sentence in cpumond.err, cpumond.err.count("\n")) == (True, 1)
+        scheduler.stop()
+
+
 def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond, tmp_path):
     """A file that cannot be written is refused before the scheduler is asked."""
     cpumond("report", "--output", str(tmp_path / "missing" / "report.csv"), code=73)

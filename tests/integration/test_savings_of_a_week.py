@@ -73,3 +73,6 @@ def test_people_and_spreadsheets_read_it(site: Site) -> None:
     rows = list(csv.DictReader(io.StringIO(site.report("--savings", "-o", "csv"))))
     extra = sum(float(row["extra_used_core_hours"]) for row in rows if row["pool"] == "waits")
     assert extra == pytest.approx(site.truth.extra_used["waits"] / HOUR_S, rel=WITHIN)
+    told = site.report("--savings", "--pool", "waits", code=64)
+    assert "--savings covers all pools: leave --pool and --top out" in told
+    assert "--price goes with --savings" in site.report("--price", "1", code=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import shutil
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
+from waiting import wait_until
 
 TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
@@ -200,3 +202,19 @@ def test_the_head_of_a_request_has_a_limit(scheduler):
             answer = client.getresponse()
             assert (answer.status, bool(answer.read())) == (200, True)
     assert scheduler.stop() == 0
+
+
+def test_a_state_directory_that_is_removed_is_noticed_and_made_anew(scheduler):
+    """What else becomes of it is in ``tests/unit/scheduler/store/test_sqlite_store.py``."""
+    scheduler.start()
+    scheduler.create_pool("before")
+    # At once: it may make its files anew while they are removed one by one.
+    shutil.rmtree(scheduler.state_dir.rename(scheduler.directory / "gone"))
+    wait_until(
+        lambda: "store_lost" in {alert["code"] for alert in scheduler.get("alerts")["alerts"]},
+        "it is noticed without a command",
+    )
+    wait_until((scheduler.state_dir / "scheduler.db").exists, "its file is there again")
+    scheduler.kill()
+    scheduler.start()
+    assert scheduler.get("trees/default/pools/before")["name"] == "before"

@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 from commands import run_command
-from scheduler_process import SchedulerProcess, clean_environment
+from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from test_access_by_token import start_with_tokens
 
 
@@ -77,3 +77,9 @@ def test_the_life_of_a_token(scheduler: SchedulerProcess) -> None:
     assert status == 422
     assert "access lists use it as a special word" in text
     assert len(scheduler.get("tokens")["tokens"]) == 3
+    arguments = ("token", "create", "rack1", "--role", "node", "--node-pattern", "n1", "--json")
+    made = json.loads(run(scheduler, "admin", *arguments).stdout)
+    assert (made["role"], made["expires_at"]) == ("node", None)
+    scheduler.use_token(made["token"])
+    PlayedNode(scheduler, "n1").register()
+    assert PlayedNode(scheduler, "n2").send().status_code == 403

@@ -126,6 +126,10 @@ def test_what_is_exported_twice_is_equal_and_changes_nothing(
     assert json.loads(texts["json"])["pools"]["research"]["pools"]["nightly"] == {"weight": 0.5}
     told = json.loads(cpumond("tree", "export", "--json")[0])
     assert told["revision"] == scheduler.get("trees/default/file")["revision"]
+    (path := tmp_path / "renamed.toml").write_text(
+        cpumond("tree", "export", "--ids")[0].replace("pools.research", "pools.science")
+    )
+    assert "~ pool science: name: research -> science" in cpumond("pool", "plan", path)[0]
 
 
 def test_a_wrong_file_and_who_may_not_apply_one_change_nothing(
