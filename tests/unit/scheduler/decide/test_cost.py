@@ -80,6 +80,26 @@ def test_6_6_the_cheapest_goes_first_where_the_tree_says_so(cheapest):
     assert world.pool("poor").lost_core_seconds == 0.0
 
 
+def test_6_4_min_run_time_protects_for_so_long_and_no_longer():
+    world = World(
+        max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=0, preemptive_scheduling_backoff=5000
+    )
+    world.node("n1", cpu=4)
+    spared = world.start("rich", user="a", jobs=4, min_run_time=100_000)
+    world.step()
+    began = world.now
+    poor = world.start("poor", user="b", jobs=2)
+    while world.now - began < 99.0:
+        world.step()
+        assert len(world.jobs_of(spared)) == 4
+    world.settle_down(4)
+    # The attempt was made when the protection ended, not a back-off later.
+    [first, *_] = world.state.preemptions
+    assert first.at - began == pytest.approx(101.0, abs=1.1)
+    world.settle_down(12)
+    assert len(world.jobs_of(poor)) == 2
+
+
 def test_6_4_min_run_time_protects_from_no_limit():
     world = World(max_unpreemptible_running_job_count=0)
     world.create_pool("p")

@@ -82,6 +82,15 @@ def test_6_2_an_operation_starves_for_its_min_or_its_fair_share_after_that_time_
         assert own.starvation_status == ("starving" if second == at else "non_starving")
 
 
+def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
+    world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=0)
+    greedy = world.run("p", jobs=100)
+    own = world.start("p", jobs=50, weight=0.001, min_share_resources={"cpu": 20})
+    world.settle_down(40)
+    assert len(world.jobs_of(own)) == 17  # the first number that is not clearly below, 0.8 of the share
+    assert len(world.jobs_of(greedy)) == 83
+
+
 # --- what can have no effect
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.core.wire import HeartbeatAnswer, StopOrder
@@ -46,6 +47,29 @@ def test_a_job_knows_its_tree_and_node(world):
     world.run("p")
     (job,) = node.jobs.values()
     assert (job.order.variables["YT_POOL_TREE"], job.order.variables["YT_NODE_HOST"]) == ("default", "n1.example")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_again(world, is_restarted):
+    node = world.node("n1", cpu=4)
+    world.run("p", jobs=6)
+    first, second, third, fourth = node.jobs
+    node.finish(second)
+    node.finish(third, "aborted")
+    node.beat()
+    node.deaf = True
+    if is_restarted:
+        world.restart()
+        node.register()
+    node.deaf = False
+    world.settle_down()
+    assert sorted(cookies(node)) == [0, 2, 3, 4]
+    assert sorted(index for _, index, _ in numbers(node)) == [0, 3, 4, 5]
+    node.finish(first)
+    node.finish(fourth, "failed")
+    world.settle_down()
+    assert sorted(cookies(node)) == [2, 3, 4, 5]
+    assert len({index for _, index, _ in numbers(node)} | {0, 1, 2, 3}) == 8
 
 
 def replace_while_it_stops(world: World) -> tuple[PlayedNode, PlayedNode, str, str]:
