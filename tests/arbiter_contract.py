@@ -118,11 +118,6 @@ class ArbiterContract:
         assert one.take("a:1", rig.lease_s) is None
         assert other.renew(2, rig.lease_s)
 
-    def test_terms_rise_with_each_take(self, rig: Rig, one: Arbiter, other: Arbiter) -> None:
-        for term, (arbiter, name) in enumerate([(one, "a:1"), (other, "b:1"), (one, "a:1"), (one, "a:1")], 1):
-            assert arbiter.take(name, rig.lease_s) == Lease(term, name, rig.lease_s)
-            arbiter.give_up(term)
-
     @pytest.mark.parametrize("how", ["ended", "given up"])
     def test_a_leader_of_the_past_writes_nothing(self, rig: Rig, one: Arbiter, other: Arbiter, how: str) -> None:
         assert one.take("a:1", rig.lease_s)
