@@ -104,26 +104,24 @@ async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(q
     assert not questions.take(JobLog("n1", request.request_id, b"again"))
 
 
-async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(questions):
-    readings = [await begin(questions.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
-    assert [each.job_id for each in questions.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
-    with pytest.raises(CommandError, match=f"{MAX_PER_NODE} logs from node n1 are already waiting") as caught:
-        await questions.ask("n1", wanted("one too many"))
+@pytest.mark.parametrize(
+    ("most", "asked", "text"),
+    [
+        (MAX_PER_NODE, "n0", f"{MAX_PER_NODE} logs from node n0 are"),
+        (MAX_WAITING, "another", f"{MAX_WAITING} logs are"),
+    ],
+)
+async def test_requests_are_bounded_per_answer_and_node_and_in_all(questions, most, asked, text):
+    """So a silent node keeps nobody from the others."""
+    readings = [await begin(questions.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(most)]
+    assert [each.job_id for each in questions.questions_for("n0")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
+    with pytest.raises(CommandError, match=f"{text} already waiting") as caught:
+        await questions.ask(asked, wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
-    again = await begin(questions.ask("n1", wanted("j0")))  # shares one that is there
-    other = await begin(questions.ask("n2", wanted("j0")))
-    assert len(questions.questions_for("n2")) == 1
-    for reading in (*readings, again, other):
-        reading.cancel()
-    await asyncio.gather(*readings, again, other, return_exceptions=True)
-    assert len(questions) == 0
-
-
-async def test_requests_are_bounded_in_all(questions):
-    readings = [await begin(questions.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
-    with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are already waiting") as caught:
-        await questions.ask("another", wanted("one too many"))
-    assert caught.value.code == TOO_MANY_REQUESTS
+    readings.append(await begin(questions.ask("n0", wanted("j0"))))  # shares one that is there
+    if asked == "n0":
+        readings.append(await begin(questions.ask("another", wanted("j0"))))
+        assert len(questions.questions_for("another")) == 1
     for reading in readings:
         reading.cancel()
     await asyncio.gather(*readings, return_exceptions=True)
@@ -219,13 +217,6 @@ async def test_a_node_that_does_not_answer_is_named_with_its_silence(store, what
 # --- requests to a job's node
 
 
-async def reply_to(scheduler: Scheduler, node: ServedNode, asking: Awaitable[Any], **reply: Any) -> Any:
-    """What ``asking`` gives when the node replies so to its only request."""
-    (request,) = (await node.beat()).requests
-    scheduler.requests.take(JobReply("n1", request.request_id, **reply))
-    return await asking
-
-
 async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):
     scheduler, node, operation, job = await with_a_job(store)
     askings = [await begin(scheduler.ask_job(operation, job, "explain")) for _ in range(3)]
@@ -250,14 +241,18 @@ async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
     assert [await each for each in askings] == [{"number": number} for number in range(4)]
 
 
-async def test_the_nodes_refusal_is_told_in_its_words(store):
+@pytest.mark.parametrize(
+    ("reply", "told", "code"),
+    [
+        ({"error": "a pinned limit must be less", "is_refused": True}, "a pinned limit must be less", GENERIC),
+        ({"error": "its disk is full"}, "its disk is full", NODE_OFFLINE),
+        ({}, "it gave no answer", NODE_OFFLINE),
+    ],
+)
+async def test_the_nodes_refusal_is_told_in_its_words(store, reply, told, code):
     scheduler, node, operation, job = await with_a_job(store)
     asking = await begin(scheduler.ask_job(operation, job, "pin", 9.0))
-    error = await refusal_of(reply_to(scheduler, node, asking, error="a pinned limit must be less", is_refused=True))
-    assert (str(error), error.code) == ("node n1: a pinned limit must be less", GENERIC)
-    asking = await begin(scheduler.ask_job(operation, job, "pin", 0.5))
-    error = await refusal_of(reply_to(scheduler, node, asking, error="its disk is full"))
-    assert (str(error), error.code) == ("node n1: its disk is full", NODE_OFFLINE)
-    asking = await begin(scheduler.ask_job(operation, job, "explain"))
-    error = await refusal_of(reply_to(scheduler, node, asking))
-    assert (str(error), error.code) == ("node n1: it gave no answer", NODE_OFFLINE)
+    (request,) = (await node.beat()).requests
+    scheduler.requests.take(JobReply("n1", request.request_id, **reply))
+    error = await refusal_of(asking)
+    assert (str(error), error.code) == (f"node n1: {told}", code)

@@ -581,15 +581,23 @@ def test_a_damaged_log_is_said_and_kept(
     assert stat.S_IMODE(os.stat(f"{wal}.damaged-1").st_mode) == 0o600
 
 
+def begin_log_anew(path: str, *statements: str) -> dict[str, bytearray]:
+    """The database and its log, which begins anew with ``statements`` in front of what is left of the older one."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in ("PRAGMA wal_checkpoint(RESTART)", *statements):
+            connection.execute(statement)
+        return {suffix: bytearray(Path(path + suffix).read_bytes()) for suffix in ("", "-wal")}
+
+
+def put_back(path: str, kept: dict[str, bytearray]) -> None:
+    for suffix, content in kept.items():
+        Path(path + suffix).write_bytes(content)
+
+
 def test_a_sound_log_is_no_news(logged: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also not the end of a write that was never done, and what is left of an older log behind a newer one."""
-    with contextlib.closing(sqlite3.connect(logged, isolation_level=None)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(RESTART)")
-        connection.execute("INSERT INTO records VALUES ('x', 'x', x'00', 0)")
-        connection.execute("DELETE FROM records WHERE kind = 'x'")
-        kept = {suffix: Path(logged + suffix).read_bytes() for suffix in ("", "-wal")}
-    for suffix, content in kept.items():
-        Path(logged + suffix).write_bytes(content)
+    statements = "INSERT INTO records VALUES ('x', 'x', x'00', 0)", "DELETE FROM records WHERE kind = 'x'"
+    put_back(logged, begin_log_anew(logged, *statements))
     capsys.readouterr()
     assert len(read_all(logged)) == 40
     assert "store_log" not in capsys.readouterr().out
@@ -599,18 +607,13 @@ def test_a_write_that_was_cut_off_in_a_log_that_began_anew_is_no_damage(
     logged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The frames of the older log are behind it, not those of a later write."""
-    with contextlib.closing(sqlite3.connect(logged, isolation_level=None)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(RESTART)")
-        for key in ("05", "06"):
-            connection.execute("DELETE FROM records WHERE key = ?", (key,))
-        kept = {suffix: bytearray(Path(logged + suffix).read_bytes()) for suffix in ("", "-wal")}
+    kept = begin_log_anew(logged, *(f"DELETE FROM records WHERE key = '{key}'" for key in ("05", "06")))  # noqa: S608
     wal = kept["-wal"]
     salts, frame_bytes = bytes(wal[16:24]), 24 + int.from_bytes(wal[8:12], "big")
     present = [at for at in range(32, len(wal), frame_bytes) if wal[at + 8 : at + 16] == salts]
     assert len(wal) > present[-1] + frame_bytes, "older frames are left behind"
     wal[present[-1] + 100 : present[-1] + 1100] = b"\xaa" * 1000
-    for suffix, content in kept.items():
-        Path(logged + suffix).write_bytes(content)
+    put_back(logged, kept)
     capsys.readouterr()
     assert {f"{number:02}" for number in range(40)} - {change.key for change in read_all(logged)} == {"05"}
     said = capsys.readouterr().out
