@@ -61,6 +61,13 @@ def test_a_refusal_is_not_taken_elsewhere():
     assert (route.refused(0.0), route.current) == (0.5, A)
 
 
+def test_a_standby_sends_to_the_leader():
+    route = make_route(A, B, C)
+    assert (route.standby("c:9757", 1.0, 0.0, 0.0), route.current) == (0.0, C)
+    route.taken()
+    assert route.current == C
+
+
 @pytest.mark.parametrize(
     ("asked", "leader", "address"),
     [
