@@ -129,6 +129,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_simulate.py": [
         ("(time_s - self._begin_s) / (self._end_s - self._begin_s)", "(time_s - self._begin_s) / self._end_s"),
+        ("abs(x - y) <= NOISE * t", "abs(x + y) <= NOISE * t"),
     ],
     "test_log.py": [
         ('return "console" if stream.isatty() else "json"', 'return "json"'),
@@ -229,6 +230,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_cgroup_jobs.py": [
         ("if not _remove_empty(directory) and each != parent:", "if False:"),
+        ("if reclaimed and mount == self.hierarchies.cpu_root:", "if reclaimed or mount == self.hierarchies.cpu_root:"),
         ('            _write(directory, "memory.swap.max", "0\\n", optional=True)\n', ""),
     ],
     "test_unit_properties.py": [

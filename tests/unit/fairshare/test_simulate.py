@@ -198,6 +198,11 @@ def test_the_usage_of_the_tree_is_held_to_the_demand_of_the_script():
     assert seen[0][0].operations[1].usage == cpu(0)
 
 
+@pytest.mark.parametrize(("factor", "is_noise"), [(1 + 2**-52, True), (1 - 2**-52, True), (0.999, False)])
+def test_a_difference_in_the_last_digits_is_no_change(factor, is_noise):
+    assert module._is_noise(cpu(500 * factor), cpu(500), cpu(2000)) is is_noise
+
+
 # scripts that are wrong
 
 

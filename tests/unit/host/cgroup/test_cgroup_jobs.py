@@ -78,6 +78,13 @@ class TestVersion2:
             tree.create("a", 1.0, 0)
         assert tree.list_job_ids() == []
 
+    def test_a_root_that_is_missing_is_made_and_stays(self, tmp_path):
+        tree = open_v2(tmp_path, "/x/y/")
+        tree.create("a", 1.0, 0)
+        assert tree.list_job_ids() == ["a"]
+        assert tree.remove("a")
+        assert os.listdir(tmp_path / "cgroup/x/y") == []
+
     def test_the_root_of_the_hierarchy_itself(self, tmp_path):
         tree = open_v2(tmp_path, "")
         tree.create("a", 1.0, 0)
