@@ -199,6 +199,11 @@ class FakeNode:
         quota, period = self.read(job).split()
         return float("inf") if quota == "max" else int(quota) / int(period)
 
+    def cores_after_end(self, job: str) -> float:
+        """The quota of a job when the agent has ended."""
+        self.agent.close()
+        return self.cores(job)
+
     def make(self, job: str, **files: Any) -> None:
         """A new job's cgroup."""
         make_tree(self.root / self.folder / job, v2_cgroup(**files))

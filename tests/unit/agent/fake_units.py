@@ -132,6 +132,11 @@ class UnitNode(FakeNode):
     def limit(self) -> float:
         return self.cores(UNIT)
 
+    def limits_after_end(self) -> tuple[float, float]:
+        """The limit in force, and the one that systemd has, when the agent has ended."""
+        self.agent.close()
+        return self.limit(), self.bus.quota_cores()
+
     def systemd_writes(self, unit: str = UNIT) -> None:
         """What daemon-reload does: the files of a unit that runs become systemd's values."""
         place = self.root / self.folder / unit

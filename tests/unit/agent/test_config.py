@@ -454,23 +454,11 @@ def test_a_byte_order_mark_and_ends_of_lines_of_windows_are_taken(tmp_path):
 # layers
 
 
-LAYERS = """
-[monitor]
-min_cpu_limit = 1
-smoothing_factor = 0.1
-vote_window_size = 6
-increase_coefficient = 1.1
-[[source]]
-kind = "static"
-pattern = "a"
-[source.job-cpu-monitor]
-smoothing_factor = 0.2
-vote_window_size = 7
-increase_coefficient = 1.2
-[operation.o.job-cpu-monitor]
-vote_window_size = 8
-increase_coefficient = 1.3
-"""
+LAYERS = (
+    "[monitor]\nmin_cpu_limit = 1\nsmoothing_factor = 0.1\nvote_window_size = 6\nincrease_coefficient = 1.1\n"
+    f"{SOURCE}[source.job-cpu-monitor]\nsmoothing_factor = 0.2\nvote_window_size = 7\nincrease_coefficient = 1.2\n"
+    "[operation.o.job-cpu-monitor]\nvote_window_size = 8\nincrease_coefficient = 1.3\n"
+)
 
 
 def test_node_below_source_below_operation_below_job():

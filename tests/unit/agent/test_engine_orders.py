@@ -112,8 +112,7 @@ def test_an_order_is_followed_whoever_shows_it_first(node, cores, first):
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
     node.ticks(8)
     assert node.cores("web") == 0.5, "the monitor goes on below it"
-    node.agent.close()
-    assert node.cores("web") == cores
+    assert node.cores_after_end("web") == cores
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -128,15 +127,13 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
         node.tick(2.0)
     else:
         node.start()
-    node.agent.close()
-    assert node.cores("web") == 0.5
+    assert node.cores_after_end("web") == 0.5
 
 
 def test_an_order_of_just_the_limit_in_force_that_comes_with_the_end_is_kept(node, monkeypatch):
     node.write("web", "cpu.max", "50000 100000")
     monkeypatch.setattr(node.thread, "nudge", lambda _: node.answer(order(0.5), at_s=time.monotonic()))
-    node.agent.close()
-    assert node.cores("web") == 0.5
+    assert node.cores_after_end("web") == 0.5
 
 
 def test_an_order_that_the_agent_wrote_over_is_followed_too(node):
@@ -162,8 +159,7 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
     node.write("web", "cpu.max", "80000 100000")
     node.tick()
     assert node.job("web").status == "overridden", "while the engine is away it is another program's at once"
-    node.agent.close()
-    assert node.cores("web") == 0.8
+    assert node.cores_after_end("web") == 0.8
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
@@ -192,8 +188,7 @@ def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
     node.ticks(3, 1.9)
     ordered = 0.5 if is_up else 2.0
     assert (node.job("web").ordered_cores, node.cores("web") > 0.5) == (ordered, not is_up)
-    node.agent.close()
-    assert node.cores("web") == ordered
+    assert node.cores_after_end("web") == ordered
 
 
 def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node):
@@ -246,8 +241,7 @@ def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs,
     node.answer(ordered)
     node.ticks(8)
     assert (node.job("web").ordered_cores, node.cores("web")) == (1.6, 0.5)
-    node.agent.close()
-    assert node.cores("web") == 1.6
+    assert node.cores_after_end("web") == 1.6
 
 
 def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
@@ -276,8 +270,7 @@ def test_a_pin_stays_below_a_new_order(node, tells):
         node.answer(msgspec.structs.replace(order(cores), reports_request=tells))
         node.ticks(3)
         assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
-    node.agent.close()
-    assert node.cores("web") == 1.8
+    assert node.cores_after_end("web") == 1.8
 
 
 def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):

@@ -197,24 +197,13 @@ SUMS = {
 
 def test_explain_tells_what_bounds_and_others_did():
     e = make_explain(
-        {"quota_found": 12.0, "ancestor_cap": 11.0, "ancestor": "jobs"},
-        section={"actuator": "weight"},
-        notes=["held to 11 cores, the quota of jobs"],
-        xattr_mode="up-only",
-        paused=True,
-        status="contested",
-        contested_losses=5,
-        source="",
-        cpu_limit_given=None,
-        last_result="failed",
-        last_error="cannot write",
-        write_errors=2,
-        fast_restores=3,
+        {"quota_found": 12.0, "ancestor_cap": 11.0, "ancestor": "jobs"}, section={"actuator": "weight"},
+        notes=["held to 11 cores, the quota of jobs"], xattr_mode="up-only", paused=True, status="contested",
+        contested_losses=5, source="", cpu_limit_given=None, last_result="failed", last_error="cannot write",
+        write_errors=2, fast_restores=3, aggregated=SUMS, actuator="weight",
         pressure={"some_10s_ratio": 0.0123, "some_60s_ratio": 0.5, "some_total_s": 1.0},
-        aggregated=SUMS,
         in_force={"quota_us": 320000, "period_us": 100000, "burst_us": 1000, "weight": None, "cores": 3.2},
-        actuator="weight",
-    )
+    )  # fmt: skip
     facts = e.facts
     assert facts["job"].endswith("added by `cpumond job add`")
     assert facts["ordered"] == "10 cores, taken from its cgroup"

@@ -286,8 +286,7 @@ def test_the_pause_file_stops_all_writes_at_once(make_node):
     node.ticks(6)
     assert node.cores("a") == 0.5
     pause.touch()
-    node.agent.close()
-    assert node.cores("a") == 4.0, "in the end all goes back"
+    assert node.cores_after_end("a") == 4.0, "in the end all goes back"
 
 
 def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
@@ -384,16 +383,14 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
     while node.job("a").result != "overridden":
         node.tick(usage, {"a": 1.0} if usage else None)
     assert (node.cores("a"), node.job("a").ordered_cores) == (1.2, 1.2)
-    node.agent.close()
-    assert node.cores("a") == 1.2
+    assert node.cores_after_end("a") == 1.2
 
 
 def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
     (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
     node.write("a", "cpu.max", "45000 100000\n")
     node.kill_and_restart()
-    node.agent.close()
-    assert node.cores("a") == 4.0
+    assert node.cores_after_end("a") == 4.0
 
 
 def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_disk(make_node, monkeypatch):
@@ -409,8 +406,7 @@ def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_di
     monkeypatch.undo()
     node.ticks(8)
     assert (node.cores("a"), node.job("a").status, node.job("a").ordered_cores) == (0.5, "reclaim", 2.0)
-    node.agent.close()
-    assert node.cores("a") == 2.0
+    assert node.cores_after_end("a") == 2.0
 
 
 def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatch, refuse_writes):

@@ -17,21 +17,13 @@ from cpumond.monitor.model import Decision
 
 FLOATS = st.floats(allow_nan=False)
 CORES = st.floats(allow_nan=False, allow_infinity=False) | st.none()
+VOTES = st.none() | st.integers(-10_000, 10_000)
+RATIOS = st.integers(0, 65_535).map(lambda steps: steps / 65_535)
 RECORDS = st.builds(
-    DecisionAnswer,
-    at=FLOATS,
-    kind=st.sampled_from(KINDS),
-    old_cores=CORES,
-    new_cores=CORES,
-    applied_cores=CORES,
-    usage_cores=FLOATS,
-    smoothed_cores=FLOATS,
-    throttled_ratio=st.floats(0.0, 1.0),
-    votes_sum=st.none() | st.integers(-10_000, 10_000),
-    result=st.sampled_from(RESULTS),
-    pressure_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
-    by_look=st.booleans(),
-)
+    DecisionAnswer, at=FLOATS, kind=st.sampled_from(KINDS), old_cores=CORES, new_cores=CORES, applied_cores=CORES,
+    usage_cores=FLOATS, smoothed_cores=FLOATS, throttled_ratio=st.floats(0.0, 1.0), votes_sum=VOTES,
+    result=st.sampled_from(RESULTS), pressure_ratio=RATIOS, by_look=st.booleans(),
+)  # fmt: skip
 ONE = DecisionAnswer(1.0, "grow", 1.0, None, 2.0, 0.5, 0.6, 0.25, 4, "applied")
 
 
@@ -70,16 +62,9 @@ def test_every_kind_of_decision_that_changes_a_limit_has_a_name_in_the_ring():
 
 SHORT = st.floats(0.0, 1e9, width=32)
 SAMPLES = st.builds(
-    SampleRecord,
-    at=st.floats(0.0, 1e12),
-    usage_cores=SHORT,
-    smoothed_cores=st.none() | SHORT,
-    limit_cores=SHORT,
-    floor_cores=SHORT,
-    votes_sum=st.none() | st.integers(-10_000, 10_000),
-    throttled_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
-    peak_cores=st.none() | SHORT,
-)
+    SampleRecord, at=st.floats(0.0, 1e12), usage_cores=SHORT, smoothed_cores=st.none() | SHORT, limit_cores=SHORT,
+    floor_cores=SHORT, votes_sum=VOTES, throttled_ratio=RATIOS, peak_cores=st.none() | SHORT,
+)  # fmt: skip
 
 
 def add(ring: SampleRing, sample: SampleRecord) -> None:

@@ -135,8 +135,7 @@ def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> No
     job = node.status()
     assert (job["cpu_limit"], job["current_cpu_limit"], job["status"]) == (4.0, 0.5, "reclaim")
     assert node.originals().cgroups[PATH].inode != inode
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
+    assert node.limits_after_end() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["unit removed", "time is over"])
@@ -240,8 +239,7 @@ def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> No
     assert snapshot.foreign_writes == {"raise": 0, "lower": 0}
     assert (node.status()["cpu_limit"], node.status()["status"], node.limit()) == (1.5, "reclaim", 0.5)
     assert node.originals().cgroups[PATH].settings.cores == 1.5
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (1.5, 1.5)
+    assert node.limits_after_end() == (1.5, 1.5)
 
 
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])
@@ -264,8 +262,7 @@ def test_what_systemd_took_last_is_ours_however_many_orders_ago(node: UnitNode, 
     assert node.tick().foreign_writes == {"raise": 0, "lower": 0}
     assert (node.status()["cpu_limit"], node.status()["status"]) == (4.0, "reclaim")
     assert node.originals().cgroups[PATH].settings.cores == 4.0
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
+    assert node.limits_after_end() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away", ""])
@@ -330,8 +327,7 @@ def test_an_original_of_an_older_version_is_noted_as_a_units_before_systemd_is_t
     assert seen == [UNIT]
     node.bus.obey()
     assert node.bus.quota_cores() == 0.5
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
+    assert node.limits_after_end() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("cores", [1.0, 1.5, 8.0])

@@ -70,8 +70,7 @@ def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -
     node.agent.rescan_now()
     node.tick()
     assert node.status()["cpu_limit"] == 4.0
-    node.agent.close()
-    assert node.cores(f"../other.slice/{UNIT}") == 4.0
+    assert node.cores_after_end(f"../other.slice/{UNIT}") == 4.0
 
 
 def test_a_unit_that_came_again_and_is_no_job_any_more_is_put_back(node: UnitNode) -> None:
@@ -93,8 +92,7 @@ def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node:
     """polkit goes: the file is put back at the end, systemd keeps 0.5, and writes it at a reload in the next run."""
     node.lower()
     node.bus.denies = True
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 0.5)
+    assert node.limits_after_end() == (4.0, 0.5)
     assert PATH in node.originals().cgroups
     node.bus.closed, node.bus.told, node.bus.news = 0, {}, [UnitEvent("connected")]
     node.agent = node.make_agent()
@@ -174,8 +172,7 @@ def go_down(node: UnitNode) -> float:
 def assert_ordered(node: UnitNode, cores: float) -> None:
     assert (node.limit(), node.status()["cpu_limit"], node.bus.quota_cores()) == (cores, cores, cores)
     assert node.originals().cgroups[PATH].settings.cores == cores
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (cores, cores)
+    assert node.limits_after_end() == (cores, cores)
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["by us", "by systemd"])
@@ -306,8 +303,7 @@ def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     node.bus.stored[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
     exchange(node, 4)
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.limits_after_end() == (2.0, 2.0)
 
 
 def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
@@ -371,8 +367,7 @@ def test_an_order_right_before_the_end_is_respected(node: UnitNode, ticks: int) 
     node.bus.answers_when_flushed = True
     node.order(2.0)
     node.ticks(ticks)
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.limits_after_end() == (2.0, 2.0)
 
 
 def test_a_copy_that_cannot_be_written_is_removed(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
