@@ -302,6 +302,19 @@ def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
     assert node.reports.heartbeats[-1].node_id == "node"
 
 
+def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_without_them(make_node):
+    node = lowered(make_node, QUICK + source() + RESCAN)
+    child = node.root / "jobs" / "a" / "child"
+    child.mkdir()
+    node.tick()
+    assert (node.read("a"), node.job("a").status, node.job("a").current_cores) == ("400000 100000", "refused", 4.0)
+    child.rmdir()
+    node.tick(4.0)
+    assert node.job("a").current_cores == node.cores("a") == 4.0
+    node.ticks(8)
+    assert node.cores("a") == node.job("a").current_cores == 0.5
+
+
 def test_a_job_that_is_managed_no_more_gets_its_limit_back_at_once(node):
     node.agent.use_config(msgspec.structs.replace(node.read_config(), managed_roots=["jobs/b"]))
     node.tick()

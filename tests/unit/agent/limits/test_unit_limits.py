@@ -168,6 +168,21 @@ def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
     assert node.originals().cgroups == {}
 
 
+@pytest.mark.parametrize("first", ["agent", "unit"])
+def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode, first: str) -> None:
+    """The lowered limit of the new cgroup counts as the dead agent's: nothing says otherwise."""
+    node.lower()
+    node.remove(UNIT)
+    if first == "agent":
+        node.kill_and_restart()
+    node.make(UNIT)
+    node.systemd_writes()
+    if first == "unit":
+        node.kill_and_restart()
+    node.tick()
+    assert (node.status()["cpu_limit"], node.limit()) == (4.0, 0.5)
+
+
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
     assert node.status()["labels"] == {}
     assert (UNIT, ("User",)) in node.bus.asked
