@@ -211,6 +211,19 @@ def test_what_a_limit_of_others_held_back_is_not_charged_to_the_rule(make_node, 
     assert node.job("a").state.caution <= caution
 
 
+def test_in_shadow_use_above_the_limit_is_paid_for_and_throttling_at_the_order_is_not(make_node):
+    node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).start()
+    node.ticks(12, 1.0)
+    assert (node.cores("a"), node.job("a").state.limit_cores) == (4.0, pytest.approx(1.05))
+    node.tick(1.0, {"a": 1.0})
+    assert node.job("a").state.held.count == 0
+    node.tick(3.0)
+    assert node.job("a").state.held.held_s == pytest.approx(0.2)
+    node.reload(PEAK + source())
+    node.tick(1.0)
+    assert node.agent.table.find("a").state.is_written
+
+
 def test_a_job_that_begins_anew_is_read_at_the_next_tick_whatever_its_check_period(make_node):
     slow = source("jobs/a", more='job-cpu-monitor = { check_period = "60s" }')
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + slow + source()).start()

@@ -399,6 +399,17 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
     assert node.cores_after_end("a") == 1.2
 
 
+@pytest.mark.parametrize("quota_us", [10_000, 120_000])
+def test_an_order_between_a_kill_and_the_next_look_is_kept(node, quota_us):
+    node.write("a", "cpu.max", f"{quota_us} 100000\n")
+    node.kill_and_restart()
+    node.ticks(8)
+    job = node.job("a")
+    assert (node.cores("a"), job.status, job.ordered_cores) == (quota_us / 1e5, "overridden", quota_us / 1e5)
+    node.agent.close()
+    assert node.read("a") == f"{quota_us} 100000"
+
+
 def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
     (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
     node.write("a", "cpu.max", "45000 100000\n")

@@ -127,6 +127,23 @@ def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cor
     assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
 
 
+def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, logs) -> None:
+    node.bus.denies = True
+    node.ticks(8)
+    node.bus.obey()
+    snapshot = node.tick()
+    assert "does not let this user set properties of units (not you)" in snapshot.problems[-1]
+    node.systemd_writes()
+    node.tick()
+    node.bus.answer()
+    node.tick()
+    assert node.limit() == 4.0
+    assert node.status()["override_by"] == ""
+    node.ticks(7)
+    assert node.limit() == 0.5
+    assert node.status()["cpu_limit"] == 4.0
+
+
 def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> None:
     node.lower()
     inode = node.originals().cgroups[PATH].inode
