@@ -10,7 +10,8 @@ import msgspec
 
 MAX_CAPACITY = 2.0
 MACHINE_SHARE = 0.5
-"""The node's fraction of the machine's CPUs: even an overcommitted node leaves some to the scheduler and the rest."""
+"""The node's fraction of the machine's CPUs: even an overcommitted node must leave CPU to the scheduler, the agent and
+everything else."""
 
 CHECK_PERIOD_S = 0.5
 OVERCOMMIT_S = 4.0
