@@ -544,6 +544,13 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "    if answer.status_code >= 400:\n        raise StatusError",
         ),
     ],
+    "test_operation_commands.py": [
+        ("            self._is_aborted = True\n", "            pass\n"),
+        (
+            '        if not self._operation:\n            return "it is unknown',
+            '        if False:\n            return "it is unknown',
+        ),
+    ],
     "test_scheduler_reporter.py": [
         ("if not reply.is_good and reply.status != 409:", "if not reply.is_good:"),
         ("if result is not None and result.retry else 0", "if result is not None and result.retry else failures"),

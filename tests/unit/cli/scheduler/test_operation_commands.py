@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scheduler_world import World
 
 from cpumond.api.finding import find_matches
-from cpumond.api.views import view_operation_details
+from cpumond.api.views import Done, view_operation_details
 from cpumond.cli.output import repeat
 from cpumond.cli.render.grid import column, draw_grid, make_rows
 from cpumond.cli.scheduler.finding import shorten_ids
 from cpumond.cli.scheduler.follow import make_visible
 from cpumond.cli.scheduler.forecast import describe_forecast, format_start
 from cpumond.cli.scheduler.operations import OPERATIONS
-from cpumond.cli.scheduler.running import WaitReport
+from cpumond.cli.scheduler.running import WaitReport, _Run
 from cpumond.cli.scheduler.spec import read_document
 from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.access import Rights
@@ -107,6 +109,36 @@ def test_a_watched_list_is_shown_again_until_ctrl_c(capsys) -> None:
 
     repeat(show, 0.0)
     assert capsys.readouterr().out == "a list\n\nretrying: no scheduler answers\n\n"
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "left"),
+    [
+        ("", None, "operation one is left to the scheduler, which stops its jobs"),
+        ("/abort", UnavailableError("away"), "operation one may continue; `cpumond operation abort one` ends it"),
+        ("/operations", KeyboardInterrupt(), "it is unknown whether the operation was started; see"),
+    ],
+)
+def test_a_second_signal_leaves_what_it_says(failing: str, error: Any, left: str, monkeypatch) -> None:
+    def request(_method: str, path: str, _body: object) -> None:
+        if error and path.endswith(failing):
+            raise error
+
+    def step() -> bool:
+        if next(steps):
+            raise KeyboardInterrupt
+        return False
+
+    steps = iter([False, True])
+    monkeypatch.setattr(
+        "cpumond.cli.scheduler.running.Follower", lambda *_: SimpleNamespace(step=step, is_final=False, details=None)
+    )
+    client: Any = SimpleNamespace(request=request, decode=lambda *_: Done("one", []))
+    ending: Any = SimpleNamespace(wait=lambda _s: True, number=2)
+    run = _Run(client, ending, waits=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.start({})
+    assert run.describe_left().startswith(left)
 
 
 def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:
