@@ -8,15 +8,19 @@ there, so the figures to compare are ratios of slices that follow one another, t
 With ``--starve N`` N per cent of the operations come when the cluster is full: they have a fair share and no job. The
 same cluster is measured with a starvation time-out that is far off and with one that is over, in turns. ``--changed``:
 of how many per cent of its jobs a node reports other figures than before; ``--differences``: it reports those alone.
+``--paced``: nodes send heartbeats as often as the scheduler tells them, for so many seconds, and nothing else is
+measured: whether any is late by more than its period, and the scheduler's memory.
 
     python tests/bench/scheduler.py [--nodes 1000] [--jobs 20] [--pools 1000] [--operations 10000] [--seconds 15]
         [--rounds 5] [--starve 35] [--changed 100] [--differences] [--store postgresql] [--check]
+    python tests/bench/scheduler.py --paced --nodes 10000 --jobs 10 --differences --seconds 120
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import itertools
 import json
 import os
@@ -30,10 +34,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from cpumond.cluster.postgresql import PostgresServer
 
 CONNECTIONS = 8
+FIRST_PERIOD_S = 5.0
+"""Over which nodes come, and between two heartbeats of one that was told none yet."""
 FAR_MS = 86_400_000
 """A starvation time-out that no run reaches."""
 FLOOR = """
@@ -249,8 +256,9 @@ async def make_cluster(connections: list[Connection], arguments: argparse.Namesp
         for n in range(arguments.pools)
     ]
     await spread(connections[:1], pools)
-    registrations = [register(n, arguments.jobs) for n in range(arguments.nodes)]
-    await spread(connections, [("/api/v1/nodes", each) for each in registrations])
+    if not arguments.paced:
+        registrations = [register(n, arguments.jobs) for n in range(arguments.nodes)]
+        await spread(connections, [("/api/v1/nodes", each) for each in registrations])
 
 
 async def fill(connections: list[Connection], nodes: Nodes, batches: int, seconds: float, port: int) -> list[float]:
@@ -276,6 +284,69 @@ async def fill(connections: list[Connection], nodes: Nodes, batches: int, second
             ratios.append(took_s / (high - low) * rate)
     print(f"first heartbeats: {started} jobs placed on {len(nodes.jobs)} nodes in {total_s:.2f} s")
     return ratios
+
+
+class Paced(NamedTuple):
+    """One heartbeat: how often its node sends them, how long after its time it was answered, how long that took."""
+
+    period_s: float
+    late_s: float
+    took_s: float
+
+
+async def follow_pace(connections: list[Connection], nodes: Nodes, seconds: float) -> list[Paced]:
+    """The heartbeats that were answered in this time, each node's as often as its last answer said."""
+    begun = time.perf_counter()
+    due = [(begun + FIRST_PERIOD_S * node / len(nodes.jobs), node, FIRST_PERIOD_S) for node in range(len(nodes.jobs))]
+    found: list[Paced] = []
+
+    async def send(connection: Connection) -> None:
+        while due and due[0][0] < begun + seconds:
+            at, node, period_s = heapq.heappop(due)
+            await asyncio.sleep(max(at - time.perf_counter(), 0.0))
+            if not nodes.sequences[node]:
+                await connection.post("/api/v1/nodes", register(node, nodes.cores))
+            sent = time.perf_counter()
+            answer = await connection.post("/api/v1/heartbeats", nodes.heartbeat(node))
+            answered = time.perf_counter()
+            nodes.obey(node, answer)
+            found.append(Paced(period_s, answered - at, answered - sent))
+            told = re.search(rb'"period_s":([\d.]+)', answer)
+            period_s = period_s if told is None else float(told[1])
+            heapq.heappush(due, (max(at + period_s, sent), node, period_s))
+
+    await asyncio.gather(*(send(each) for each in connections))
+    return found
+
+
+async def bench_paced(arguments: argparse.Namespace, port: int, pid: int) -> bool:
+    """Whether no heartbeat is late by more than its period, after the first ones."""
+    nodes = Nodes(arguments.nodes, float(arguments.jobs), arguments.changed / 100, arguments.differences)
+    async with connected(port) as connections:
+        await make_cluster(connections, arguments)
+        await start_operations(connections, arguments, range(arguments.operations))
+        await wait_for_updates(port)
+        for name in ("first", "next"):
+            before, cpu_s, own_s, began = await read_metrics(port), cpu_seconds(pid), time.process_time(), time.time()
+            found = await follow_pace(connections, nodes, arguments.seconds / 2)
+            took_s = time.time() - began
+            took = sorted(each.took_s for each in found)
+            late = sorted(each.late_s / each.period_s for each in found)
+            period_s = statistics.median(each.period_s for each in found[-99:])
+            updates_s = update_time(before, await read_metrics(port))
+            cpu, own = (cpu_seconds(pid) - cpu_s) / took_s, (time.process_time() - own_s) / took_s
+            p50_ms, p99_ms = (1e3 * took[len(took) * percent // 100] for percent in (50, 99))
+            print(
+                f"{name} {took_s:.0f} s: {len(found) / took_s:.0f} heartbeats/s, {sum(map(len, nodes.jobs))} jobs on "
+                f"{arguments.nodes} nodes, at the end each {period_s:.2f} s; CPU {cpu:.2f}, of this program {own:.2f}; "
+                f"load {os.getloadavg()[0]:.1f}"
+            )
+            print(
+                f"  answered after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms; late by more than a period: "
+                f"{sum(each > 1.0 for each in late)}, at most {late[-1]:.2f} periods; an update {updates_s:.2f} s; "
+                f"memory {memory_mib(pid):.0f} MiB"
+            )
+        return late[-1] <= 1.0
 
 
 async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: int) -> bool:
@@ -391,6 +462,7 @@ def main() -> None:
         "--changed", type=int, default=100, metavar="PERCENT", help="of a node's jobs, from heartbeat to heartbeat"
     )
     parser.add_argument("--differences", action="store_true", help="heartbeats tell what changed alone")
+    parser.add_argument("--paced", action="store_true", help="heartbeats as often as the scheduler tells nodes")
     parser.add_argument("--store", choices=["sqlite", "postgresql"], default="sqlite", help="one of its own, here")
     parser.add_argument("--check", action="store_true", help="exit code 1 when a ratio is out of its bound")
     arguments = parser.parse_args()
@@ -398,7 +470,8 @@ def main() -> None:
         parser.error("--starve is 0 to 99 per cent, --rounds at least 1")
     with ExitStack() as stack:
         port, pid, floor_port = start_scheduler(stack, arguments.store)
-        good = asyncio.run(bench(arguments, port, pid, floor_port))
+        measured = bench_paced(arguments, port, pid) if arguments.paced else bench(arguments, port, pid, floor_port)
+        good = asyncio.run(measured)
     if arguments.check and not good:
         raise SystemExit(1)
 
