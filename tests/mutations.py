@@ -315,12 +315,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_retry_rules.py": [
         ("elif times >= rule.times:", "elif times > rule.times:"),
         ("elif total >= rule.per_operation:", "elif False:"),
-        ("int(min(memory * rule.memory_growth, terms.most_memory))", "int(memory * rule.memory_growth)"),
         ("is_counted, times = False, times - 1", "times -= 1"),
         ("after.pop(job.cookie, None)", "pass"),
         ("after[job.cookie] = msgspec.structs.replace(before, due=0.0)", "del after[job.cookie]"),
     ],
     "test_retries.py": [
+        ("int(min(memory * rule.memory_growth, terms.most_memory))", "int(memory * rule.memory_growth)"),
         ("if retry.due <= now:\n            self.later", "if retry.due <= now + 60.0:\n            self.later"),
         ("        retries.follow(state, operation, now)\n        if is_cut_short", "        if is_cut_short"),
         ('is_excused = note.outcome == "retried"', "is_excused = False"),

@@ -55,17 +55,6 @@ def test_each_cause_and_its_way_to_the_next(world):
     assert cause(world, second) == "room"
 
 
-def test_who_has_less_than_the_fair_share_waits_for_room(world):
-    world.create_pool("a")
-    world.create_pool("b")
-    world.node("n1", cpu=4.0)
-    greedy = world.start("a", jobs=8)
-    world.settle_down()
-    late = world.start("b", jobs=8)
-    world.update()
-    assert (cause(world, greedy), cause(world, late)) == ("share", "room")
-
-
 def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     world.create_pool("p", max_running_operation_count=2)
     for number in range(3):

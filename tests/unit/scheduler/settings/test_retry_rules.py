@@ -135,17 +135,6 @@ def test_a_wait_grows_up_to_its_bound(times, waits):
     assert find_delay_s(parse_rule("exit:9,delay=10s,delay_growth=2,max_delay=1m"), times) == waits
 
 
-@pytest.mark.parametrize(
-    ("ordered", "memory", "outcome"), [(0, 4 * GIB, "retried"), (4 * GIB, 5 * GIB, "retried"), (5 * GIB, 0, "used_up")]
-)
-def test_memory_grows_from_what_the_job_had_up_to_the_bound(ordered, memory, outcome):
-    note = decide(terms("oom:9,memory_growth=2"), record(), TASK, job("oom", memory_limit=ordered), 5.0)
-    assert (note.memory, note.outcome) == (memory, outcome)
-    assert note.why.endswith(
-        "" if memory else f"retries: a job cannot get more memory than {5 * GIB} bytes: that is the bound"
-    )
-
-
 def test_retries_of_an_operation_are_bounded_besides_those_of_each_job():
     seen, now = record(max_failed_job_count=1), terms("exit:5,per_operation=2")
     for cookie in (0, 1):
