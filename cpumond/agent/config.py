@@ -70,8 +70,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     If ``kind`` is an engine, the jobs are those of the engine. Then ``pattern`` (default "*") matches the job's name,
     and ``socket`` is the engine's address ("" = its default). ``token_file`` contains the token for a kubelet, and
     ``ca_file`` the authority of the kubelet's certificate ("none": no check, only on the loopback). ``unlimited``
-    decides about jobs that request no CPU limit: they stay in shadow or, with "host", count as requesting all CPUs.
-    """
+    decides about jobs that request no CPU limit: they stay in shadow or, with "host", count as requesting all CPUs."""
 
     kind: Literal["static", "glob", "systemd", "docker", "podman", "slurm", "kubernetes"]
     pattern: Annotated[str, msgspec.Meta(min_length=1)] = ""

@@ -1,8 +1,7 @@
 """Bodies of requests, from their first byte to the answer: limits of size, time, and memory for all of them together.
 
 When the limit of memory is reached, unfinished bodies are dropped first, beginning with the oldest, because a client
-can send a body within a moment.
-"""
+can send a body within a moment."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ class HeldBody:
     async def read(self, request: Request, limit: int, unpack: bool = False) -> bytes:
         """Return the whole body of at most ``limit`` bytes, counted after unpacking (``Content-Encoding: gzip``).
 
-        Raises BodyError, and ClientDisconnect if the client disconnects before the end of the body.
-        """
+        Raises BodyError, and ClientDisconnect if the client disconnects before the end of the body."""
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
             await _drop_rest(request)

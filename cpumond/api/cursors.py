@@ -23,8 +23,7 @@ def cut_page(
     """Return a page of at most ``limit`` sorted items, and the cursor of the next page (None on the last page).
 
     ``cursor``: from the previous page; "" for the first page, which begins at ``offset``. ``key``: plain values of an
-    item that ``order`` compares; ``precedes``: whether one key comes before another. Raises CommandError.
-    """
+    item that ``order`` compares; ``precedes``: whether one key comes before another. Raises CommandError."""
     if cursor:
         last = _read(cursor, order)
         try:

@@ -1,8 +1,7 @@
 """The table of the JSON API: each request with its rights, body, answer and handler.
 
 ``json/routes.py`` serves exactly these rows; ``json/document.py`` makes the OpenAPI document from them, and
-``packaging/access_table.py`` the table of access rights.
-"""
+``packaging/access_table.py`` the table of access rights."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ V = TypeVar("V", EventView, AuditView)
 class EventList(View, frozen=True):
     """Events, the newest first. ``next``: to get older events, request numbers below this one; null at the end.
 
-    ``titles``: operation id -> title, for the operations in ``events`` that are known and have a title.
-    """
+    ``titles``: operation id -> title, for the operations in ``events`` that are known and have a title."""
 
     events: list[EventView]
     next: Annotated[int, msgspec.Meta(ge=0)] | None

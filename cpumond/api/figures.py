@@ -1,7 +1,6 @@
 """Base of all answers about the scheduler's state, and the figures in them. Pure.
 
-An answer is a ``View``, a struct that msgspec writes; a function ``view_...`` makes it from the living state.
-"""
+An answer is a ``View``, a struct that msgspec writes; a function ``view_...`` makes it from the living state."""
 
 from __future__ import annotations
 

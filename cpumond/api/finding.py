@@ -1,7 +1,6 @@
 """Find operations, jobs, nodes, pools and trees by the beginning of a name, for typing and completion. Pure.
 
-Only objects that the user may read are found.
-"""
+Only objects that the user may read are found."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def find_matches(
 
     ``operation``: search its jobs. ``tree``: of the searched pools, "" for the default one. ``all_of``: use all three
     ways. ``within``: add pools, nodes and trees that contain ``name`` anywhere, ignoring case. Live operations come
-    before finished ones. Raises CommandError for an unknown operation.
-    """
+    before finished ones. Raises CommandError for an unknown operation."""
     if kind == "operation":
         found = _find_operations(rights, name, all_of)
     elif kind == "job":

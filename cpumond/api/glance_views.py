@@ -29,8 +29,7 @@ class OperationGroup(msgspec.Struct):
     """Operations that wait for the same cause, or ended operations with the same state.
 
     ``pool``: the pool that is the cause, if any. ``jobs``: number of jobs that have yet to start, which request
-    ``wanted_cores``. ``limit_cores``: allocated to the running jobs.
-    """
+    ``wanted_cores``. ``limit_cores``: allocated to the running jobs."""
 
     cause: str
     kind: str
@@ -56,8 +55,7 @@ class PreemptionGroup(View, frozen=True):
     or operation, and how urgent.
 
     ``freed_cores`` and ``lost_core_seconds`` are sums. ``pools``: the pools that lost jobs, most first; ``operations``:
-    number of operations that did. ``why``: reason of the newest preemption; ``last_at``: its time.
-    """
+    number of operations that did. ``why``: reason of the newest preemption; ``last_at``: its time."""
 
     group: str
     kind: str

@@ -2,8 +2,7 @@
 
 A token is looked up first, in the configured file and in the store. Without a token the account reported by the kernel
 counts: at the unix socket, and over loopback if no token file is configured. A proxy sends its own token from an
-address that is configured for it; headers that name a user are accepted from no other sender.
-"""
+address that is configured for it; headers that name a user are accepted from no other sender."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ class Gate:
         """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
 
         ``takes_session``: a browser's session counts if there is no Authorization header. An administrator may act for
-        another user (``X-YT-User-Name``). Raises CommandError.
-        """
+        another user (``X-YT-User-Name``). Raises CommandError."""
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
@@ -116,8 +114,7 @@ class Gate:
     def find_node(self, request: Request) -> User:
         """Return the sender of a node's request: the user of a node's token, or an administrator without a token.
 
-        Raises CommandError.
-        """
+        Raises CommandError."""
         request.state.user = user = self._identify(request)
         if not (user.node or (user.admin and not user.token_id)):
             whose = f"the token of {user.name} is a user's" if user.token_id else f"this is {user.name}"

@@ -41,8 +41,7 @@ class NodeView(View, frozen=True):
     ``free``: capacity minus everything allocated, negative if the node is overcommitted. ``ordered_cores`` (requested)
     and ``used_cores`` (measured) cover the scheduler's own jobs, including stopping ones. ``on_reclaimed_cores``: what
     jobs on reclaimed CPU may use. ``idle_class``: where these jobs run: "idle", "lowest weight", "" if the agent
-    reported none.
-    """
+    reported none."""
 
     id: str
     address: str
@@ -218,8 +217,7 @@ class PreemptionList(View, frozen=True):
     """Preemptions, the newest first. ``counts``: numbers of all since the start, including those no longer kept.
 
     ``lost_core_seconds``: work lost by preemption since the start, in the requested pool and the pools below it if one
-    was given. ``titles``: operation id -> title, for operations in ``preemptions`` that are known and have a title.
-    """
+    was given. ``titles``: operation id -> title, for operations in ``preemptions`` that are known and have a title."""
 
     preemptions: list[PreemptionRecord]
     counts: dict[str, int]

@@ -185,8 +185,7 @@ class TreeTotals(View, frozen=True):
     ``limit_cores``: allocated to the jobs; ``used_cores``: measured usage. ``reclaimed_cores``: requested, and free for
     others now. ``waiting_cores``: demand of operations that are not admitted, in addition to ``demand_cores``.
     ``idle``: the parts of the capacity; ``why``: the reason why CPU is idle while work waits. Both are from the last
-    report, null before the first one.
-    """
+    report, null before the first one."""
 
     name: str
     is_default: bool

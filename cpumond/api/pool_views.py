@@ -1,7 +1,6 @@
 """Trees and pools in the JSON API: values that msgspec writes, made from live elements. Pure.
 
-Units are those of ``views``; starvation follows semantics.md 6.2.
-"""
+Units are those of ``views``; starvation follows semantics.md 6.2."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class TreeView(View, frozen=True):
     """A pool tree. ``attributes``: as they were set. ``errors``: problems that the tree's last update worked around.
 
     ``resource_usage`` is allocated to the running jobs: for CPU their limits now, not the measured usage. ``may``:
-    permission (use, modify_children, write, administer) -> "" if the user has it, else why not.
-    """
+    permission (use, modify_children, write, administer) -> "" if the user has it, else why not."""
 
     name: str
     id: str
@@ -70,8 +68,7 @@ class PoolView(View, frozen=True):
     start of this scheduler. ``reclaimed_cpu_seconds``: requested, but not available to these jobs.
     ``ordered_cpu_seconds``: what the jobs could have used without their agents (semantics.md 1.7).
     ``throttled_cpu_seconds``: time for which a quota throttled their threads; ``late_cpu_seconds``: the part of this
-    time in which an agent kept the limit below the request.
-    """
+    time in which an agent kept the limit below the request."""
 
     name: str
     tree: str

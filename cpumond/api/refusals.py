@@ -21,8 +21,7 @@ from cpumond.scheduler.service import Scheduler
 async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
     """Record in the audit log that a user was refused ``what`` for lack of rights, unless that is recorded already.
 
-    ``facts``: fields of Event about the subject.
-    """
+    ``facts``: fields of Event about the subject."""
     if not is_denied(error) or getattr(error, "is_recorded", False):
         return
     if isinstance(error, CpumondError):
@@ -37,8 +36,7 @@ async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exc
 async def record_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
     """Record a refused request in the audit log, with the user in the state of the request if known.
 
-    A reading client without a token is asked for one, and nothing is recorded.
-    """
+    A reading client without a token is asked for one, and nothing is recorded."""
     user = getattr(request.state, "user", None)
     if user is None:
         shows_token = any(name in request.headers for name in ("authorization", PROXY_TOKEN, SESSION_KEY))

@@ -111,8 +111,7 @@ class DataHeaders:
 class SlashesInNames:
     """Keeps encoded slashes in names: they do not separate parts of a path.
 
-    The server passes the path decoded; here it is decoded again, with ``json.routes.SLASH`` for each ``%2F``.
-    """
+    The server passes the path decoded; here it is decoded again, with ``json.routes.SLASH`` for each ``%2F``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -3,8 +3,7 @@
 One half is a cookie that no script can read. Browsers send a cookie to every port of a host, so the other half stays
 with the page's scripts, whose storage belongs to one port, and comes as a header. Neither half reveals anything about
 the token except its length, and no page of another origin can send the header. The server stores nothing: each request
-carries the token, so the session ends with it, and every scheduler on the same store accepts it.
-"""
+carries the token, so the session ends with it, and every scheduler on the same store accepts it."""
 
 from __future__ import annotations
 

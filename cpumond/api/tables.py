@@ -1,8 +1,7 @@
 """All pools of a tree as one compact table. Pure.
 
 Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six decimals,
-which is more than a page shows and saves two thirds of the bytes.
-"""
+which is more than a page shows and saves two thirds of the bytes."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class PoolRows(View, frozen=True):
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
     integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
     strong guarantee and the flow of an integral one. ``..._resource``: the resource of a ratio, null for CPU.
-    ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's.
-    """
+    ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's."""
 
     tree: str
     update: int
@@ -49,8 +47,7 @@ class CoreSums:
     """Cores that the jobs of each pool's subtree requested, and used in their last check.
 
     Added up in parts, ``add`` for some of a tree's operations at a time and ``finish`` at the end, because there may be
-    very many jobs, and heartbeats must not wait for all of them. A usage that a node has not reported counts as 0.
-    """
+    very many jobs, and heartbeats must not wait for all of them. A usage that a node has not reported counts as 0."""
 
     def __init__(self) -> None:
         self.ordered: dict[str, float] = {}

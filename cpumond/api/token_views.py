@@ -14,8 +14,7 @@ class TokenView(View, frozen=True):
     """A token by its id. Times are seconds since 1970, null if there is none.
 
     ``state``: whether it is valid, and if not, why; ``orphaned``: the token with which it was created (``made_with``)
-    is no longer valid. ``source``: the store, or the scheduler's token file, which contains no further facts.
-    """
+    is no longer valid. ``source``: the store, or the scheduler's token file, which contains no further facts."""
 
     id: str
     user: str

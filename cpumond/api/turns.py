@@ -20,8 +20,7 @@ class Turns:
     """Makes every request wait for its turn, except those of ``AT_ONCE``.
 
     The scope of a request has ``take_turn``, which is called when the request begins. While a request waits, its scope
-    has ``turn``, a future: True if the request shall begin, False if it is over already.
-    """
+    has ``turn``, a future: True if the request shall begin, False if it is over already."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -127,8 +127,7 @@ class UpdatedTree:
         """The share left to the element if its siblings, and the siblings of the pools above it, want everything.
 
         It is the strong guarantee, plus a part, by weight, of those resources of the parent that no sibling's guarantee
-        covers; pending operations take no part.
-        """
+        covers; pending operations take no part."""
         if element.parent is None:
             return share(self.total, self.total)
         if element not in self._guaranteed_shares:

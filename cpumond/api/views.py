@@ -2,8 +2,7 @@
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
 ``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. Times of
-starvation follow semantics.md 6.2, places in the queue section 3.3.
-"""
+starvation follow semantics.md 6.2, places in the queue section 3.3."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ class OperationDetails(OperationView, frozen=True):
     the environment in ``tasks`` and ``spec``. ``acl``: the operation's own access list.
 
     ``cpu_seconds`` and the counters after it cover all known jobs of the operation, also of earlier runs of the
-    scheduler; the counters in ``trees`` begin at the start of this run.
-    """
+    scheduler; the counters in ``trees`` begin at the start of this run."""
 
     tasks: list[Task]
     counts: dict[str, JobCounts]
@@ -213,8 +211,7 @@ class JobView(JobFigures, frozen=True):
 
     ``node`` equals ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the node has
     reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage`` of the
-    last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null if no node has reported them.
-    """
+    last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null if no node has reported them."""
 
     id: str
     operation_id: str
@@ -380,8 +377,7 @@ def find_operations(
 ) -> list[OperationRecord]:  # fmt: skip
     """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started first.
 
-    ``cause``: only operations that wait for this cause (as in ``causes``) in one of their trees, or have this state.
-    """
+    ``cause``: only operations that wait for this cause (as in ``causes``) in one of their trees, or have this state."""
     state, chosen = rights.state, choose_records(rights, **filters)
     if cause:
         chosen = [record for record in chosen if cause in causes_of(state, record, causes)]
@@ -422,8 +418,7 @@ def choose_records(
     """Live and finished operations that may be read and match all filters ("" matches all), live ones first.
 
     ``operation_state`` "live" is pending or running. ``search`` is looked for in id, title, alias, user and names of
-    pools, ignoring case; ``texts`` is a cache of these.
-    """
+    pools, ignoring case; ``texts`` is a cache of these."""
     readable = rights.readable(list_records(rights.state))
     if not (operation_state or user or tree or pool or search):
         return readable
@@ -465,8 +460,7 @@ class SearchTexts:
     """Texts for the search of operations: their names in lower case, each on its own line.
 
     Texts are kept per record, because there may be very many records and an open page searches them every few seconds.
-    A record that is replaced gets a new text.
-    """
+    A record that is replaced gets a new text."""
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[OperationRecord, str]] = {}
@@ -560,8 +554,7 @@ class BothSpecifications(View, frozen=True):
     YTsaurus' names.
 
     ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
-    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: values that it cannot know.
-    """
+    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: values that it cannot know."""
 
     id: str
     provided: dict[str, Any]

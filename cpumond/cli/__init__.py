@@ -1,7 +1,6 @@
 """The command line: a folder for each family of commands. A module is imported when one of its commands is called.
 
-Errors that a user can cause become one sentence on stderr and an exit code of ``core.errors``, never a traceback.
-"""
+Errors that a user can cause become one sentence on stderr and an exit code of ``core.errors``, never a traceback."""
 
 from __future__ import annotations
 

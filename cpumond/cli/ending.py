@@ -47,8 +47,7 @@ def list_ending_signals() -> list[signal.Signals]:
 def ended_by(numbers: Sequence[signal.Signals], leave_at_second: bool = False) -> Iterator[Ending]:
     """An Ending that these signals set instead of ending the process, so that the command ends in its normal way.
 
-    ``leave_at_second``: the second signal raises KeyboardInterrupt.
-    """
+    ``leave_at_second``: the second signal raises KeyboardInterrupt."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ending = Ending(read_fd, write_fd)
 

@@ -97,8 +97,7 @@ class JobsSeen(msgspec.Struct, frozen=True):
 
     ``managed``: names of jobs whose limit would be moved; ``unlimited``: without a requested limit; ``unnamed``:
     cgroups that the engine did not name; ``refused``: reason -> names; ``lost``: names of jobs without a cgroup in the
-    hierarchy of the cpu controller.
-    """
+    hierarchy of the cpu controller."""
 
     managed: tuple[str, ...] = ()
     unlimited: tuple[str, ...] = ()
@@ -111,8 +110,7 @@ class EngineSeen(msgspec.Struct, frozen=True):
     """One kind of engine on this host, or one that a source names.
 
     ``views`` by socket; ``programs``: its services that run; ``found``: its jobs by the source that names them, the
-    default source if ``is_configured`` is False.
-    """
+    default source if ``is_configured`` is False."""
 
     kind: str
     is_configured: bool
@@ -175,8 +173,7 @@ def see_engines(
 ) -> list[EngineSeen]:
     """All kinds of engines that are on this host or that a source names, each asked once.
 
-    ``programs``: the names of all processes; ``more``: sources to examine in addition to those of the configuration.
-    """
+    ``programs``: the names of all processes; ``more``: sources to examine in addition to those of the configuration."""
     running = set(programs)
     given = [source for source in config.source if source.is_engine]
     kinds = {source.kind for source in given}

@@ -1,8 +1,7 @@
 """The output of commands: text for people, JSON or CSV for programs.
 
 Tables of text are as wide as the terminal (``render.grid``), and with ``--wide`` or in a pipe as wide as needed. CSV
-has a header and a line per row of the JSON; nested values get names with dots.
-"""
+has a header and a line per row of the JSON; nested values get names with dots."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 def output_options(json_help: str) -> Callable[[Command], Command]:
     """Give a command ``-o/--output text|json|csv``, ``--json`` and ``--wide``.
 
-    The command's parameter ``as_json`` is True if the output is for programs; ``print_json`` chooses JSON or CSV.
-    """
+    The command's parameter ``as_json`` is True if the output is for programs; ``print_json`` chooses JSON or CSV."""
 
     return combine(
         click.option("-o", "--output", "output", type=click.Choice(OUTPUTS), is_eager=True, expose_value=False,
@@ -128,8 +126,7 @@ def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> Non
     """Print JSON, indented, or as CSV if the user chose that. Raises UnavailableError for invalid JSON.
 
     ``rows``: the field whose items are the lines of CSV. Default: the only list of ``kind``, if all other fields are
-    plain; without a list the whole value is one line.
-    """
+    plain; without a list the whole value is one line."""
     try:
         if chosen_output() != "csv":
             click.echo(escape_json(msgspec.json.format(content, indent=2)))
@@ -151,8 +148,7 @@ def print_json_and_end(content: bytes, kind: Any = None, rows: str | None = None
 def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool = True) -> list[str]:
     """Print values as CSV with a header: dictionaries with dots in names, lists as JSON. Return the header.
 
-    ``names``: the header if there are no rows, or one printed before.
-    """
+    ``names``: the header if there are no rows, or one printed before."""
     flat = [dict(_flatten(row)) for row in rows]
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
     header = header or list(names)
@@ -265,8 +261,7 @@ def draw_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
 def repeat(output: Callable[[], None], interval_s: float) -> None:
     """Call ``output``, which prints, until Ctrl-C or SIGTERM; on a terminal each output replaces the last one.
 
-    A service that does not answer is tried again.
-    """
+    A service that does not answer is tried again."""
 
     def print_or_retry() -> None:
         try:

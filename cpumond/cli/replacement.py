@@ -20,8 +20,7 @@ class Replacement:
 
     ``option`` is the command's option that names the file, for messages. An existing path that is no regular file, for
     example a pipe, is written to and not replaced. Entering the context raises AccessError or CreateError if the file
-    cannot be created, before the command does any work for it; so does ``write``.
-    """
+    cannot be created, before the command does any work for it; so does ``write``."""
 
     def __init__(self, path: str, option: str) -> None:
         self._path = path
@@ -57,8 +56,7 @@ class Replacement:
     def _open_pipe(self) -> int:
         """Open the pipe now and keep it open until the text is written, because a reader leaves at end of file.
 
-        Raises OSError if no reader comes within READER_WAIT_S; a plain open would wait forever.
-        """
+        Raises OSError if no reader comes within READER_WAIT_S; a plain open would wait forever."""
         until = time.monotonic() + READER_WAIT_S
         while True:
             try:

@@ -52,8 +52,7 @@ def schema_command(words: tuple[str, ...]) -> None:
     """Print the JSON Schema of a message (heartbeat), or of a command's --json output (operation list).
 
     For a command that prints several lines of JSON it is the schema of each line. Later versions may add fields; none
-    changes its meaning or disappears.
-    """
+    changes its meaning or disappears."""
     name = " ".join(words)
     if name in SCHEMAS:
         schema = SCHEMAS[name]()

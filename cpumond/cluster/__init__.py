@@ -1,7 +1,6 @@
 """A cluster of real processes on this host: schedulers, nodes and their jobs, on their own ports and PostgreSQL.
 
-``cpumond cluster``, ``cpumond demo`` and tests start it.
-"""
+``cpumond cluster``, ``cpumond demo`` and tests start it."""
 
 from cpumond.cluster.processes import (
     CLUSTER_PREFIX,

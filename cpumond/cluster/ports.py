@@ -14,8 +14,7 @@ FIRST, LAST = 10_000, 30_000
 def find_range() -> tuple[int, int]:
     """Return the first and last port of the range to choose from. It avoids ports that the kernel assigns by itself.
 
-    Another program's connection or server could get an ephemeral port before our server listens on it.
-    """
+    Another program's connection or server could get an ephemeral port before our server listens on it."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_given_out = int(file.read().split()[0])
     return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # if nearly all are ephemeral: any
@@ -40,8 +39,7 @@ def hold(addresses: Sequence[str]) -> list[socket.socket]:
     """Sockets that reserve the ports of ``addresses``, "host:port", for servers that are down at the moment.
 
     No program is assigned such a port, and connections are refused; a server that sets SO_REUSEADDR can listen on it
-    anyway. A port that is in use already is left out.
-    """
+    anyway. A port that is in use already is left out."""
     held = []
     for address in addresses:
         host, _, port = address.rpartition(":")

@@ -33,8 +33,7 @@ class PostgresServer:
 
     Every client that reaches it is its superuser; with ``is_private`` only its own account and root reach it, by the
     socket alone. Root lets the user ``postgres`` run it, because PostgreSQL refuses root. Raises UnavailableError if it
-    is not installed or does not start.
-    """
+    is not installed or does not start."""
 
     def __init__(self, *options: str, is_private: bool = False) -> None:
         """``options``: lines of postgresql.conf."""

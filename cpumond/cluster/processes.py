@@ -339,8 +339,7 @@ class Cluster:
     waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
 
     Several ``schedulers`` share a PostgreSQL server in its own directory, and one leads, by a lease of ``lease``. They
-    need the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.
-    """
+    need the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``."""
 
     def __init__(
         self, directory: str | os.PathLike[str], nodes: int = 1, *, cpu: float = 1.0, memory: int = 2 * 2**30,

@@ -50,8 +50,7 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
     ``current_cpu_limit`` is the job's guarantee, ``ceiling`` the quota of its cgroup (null: none), and ``actuator`` the
     cgroup setting that follows the guarantee. ``engine`` is the kind of engine that runs the job, "" if none does.
-    ``unlimited``: the job requested no limit, so ``cpu_limit`` is the CPU of the host.
-    """
+    ``unlimited``: the job requested no limit, so ``cpu_limit`` is the CPU of the host."""
 
     job_id: str
     cgroup: str
@@ -128,8 +127,7 @@ class ReporterStats(msgspec.Struct, frozen=True):
     ``sent_total`` counts heartbeats that the receiver accepted. ``failed_total`` counts failed attempts, possibly
     several for one heartbeat. ``dropped_total`` counts heartbeats that were never delivered: superseded by a newer one,
     too old for the receiver, or still waiting at the end. ``last_success_at_s`` is in seconds of the monotonic clock,
-    None before the first success. ``last_error`` is a sentence on why the newest attempt failed, "" if it succeeded.
-    """
+    None before the first success. ``last_error`` is a sentence on why the newest attempt failed, "" if it succeeded."""
 
     sent_total: int = 0
     failed_total: int = 0
@@ -142,8 +140,7 @@ class LinkView(msgspec.Struct, frozen=True):
     """The node's registration. ``tree`` is None if the node is not registered or fits no tree (see ``warning``).
 
     ``url`` is the scheduler in use now. ``term`` is the term of its last answer, None if it is alone on its store.
-    ``terms_refused`` counts answers that were refused because their scheduler had lost the lead.
-    """
+    ``terms_refused`` counts answers that were refused because their scheduler had lost the lead."""
 
     url: str
     registered: bool
@@ -302,8 +299,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
 
     ``why`` explains the present limit and ``next`` the effect of the next check, in sentences. ``facts`` are the facts
     behind them, by heading. All three are "" from an older agent. ``pinned_until`` is in seconds since 1970. The limit
-    does not shrink for the next ``held_s`` seconds; nothing is measured for the next ``start_left_s`` seconds.
-    """
+    does not shrink for the next ``held_s`` seconds; nothing is measured for the next ``start_left_s`` seconds."""
 
     why: str = ""
     next: str = ""

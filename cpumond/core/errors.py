@@ -20,8 +20,7 @@
         ├── CgroupReadError
         └── CgroupWriteError
 
-A cgroup that vanished is not an error, because jobs may end at any moment: readers return None.
-"""
+A cgroup that vanished is not an error, because jobs may end at any moment: readers return None."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ def parse_duration_s(value: object) -> float:
     """Parse a duration to seconds: a bare number is milliseconds (as in YTsaurus), a string carries its unit.
 
     Units: us, ms, s, m or min, h, d, w. A string may be a sum ("1h30m"); a string of digits alone is milliseconds.
-    Raises ValueError with the accepted forms.
-    """
+    Raises ValueError with the accepted forms."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError('expected a duration: milliseconds as a number, or a string with a unit such as "1s", "250ms"')
     if isinstance(value, str):

@@ -97,8 +97,7 @@ class Route:
     ``current`` is that address. Each request is followed by one call of ``taken``, ``refused``, ``unanswered`` or
     ``standby``. All but ``taken`` may change ``current``, and return the seconds (>= 0) to wait before ``current`` is
     asked. ``now_s`` is of any clock that never steps; ``retry_max_s`` bounds the wait after failures; ``rng`` draws the
-    waits. With one address and no standby, the wait is ``backoff_s`` of the number of failures in a row.
-    """
+    waits. With one address and no standby, the wait is ``backoff_s`` of the number of failures in a row."""
 
     def __init__(self, addresses: Sequence[str], retry_max_s: float, rng: random.Random) -> None:
         self._given = tuple(dict.fromkeys(addresses))

@@ -35,8 +35,7 @@ def normalise_table(
 
     ``whole`` is the struct that describes the whole file (default: ``struct``). The error about an unknown key names
     the table of ``whole`` where the key belongs, or the nearest known name. The error about a wrong value names file,
-    key and allowed range. Raises ConfigError with one sentence for each wrong key.
-    """
+    key and allowed range. Raises ConfigError with one sentence for each wrong key."""
     whole = whole or struct
     prefix = f"{file}: {path}." if path else f"{file}: "
     if not isinstance(raw, dict):

@@ -32,8 +32,7 @@ def read_layers(
     """Read ``path`` and the ``*.toml`` of ``folder`` (if it exists) in order of names; parse, merge and finish them.
 
     ``parse`` takes a file's text and name; ``finish`` takes the merged table and ``path``. Raises ConfigError, with
-    file and line of the setting, or AccessError.
-    """
+    file and line of the setting, or AccessError."""
     texts: dict[str, str] = {}
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     drop_ins = [name for name in names if is_drop_in(folder, name)]

@@ -92,8 +92,7 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     ``cpu_limit`` is the job's request. ``current_cpu_limit`` is what its cgroup may use now, at most ``cpu_limit``
     unless an operator or another program raised it. ``smoothed_cpu_usage`` is null until the second good sample.
-    ``mode`` is how the agent treats the job.
-    """
+    ``mode`` is how the agent treats the job."""
 
     job_id: _Name
     operation_id: str
@@ -121,8 +120,7 @@ class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
     """A job of the scheduler that has ended on this node; repeated until an answer acknowledges it.
 
     ``state``: completed (exit code 0), failed (its own fault), aborted (stopped, or the node's fault) or lost (its end
-    is unknown because the host was rebooted). Times are seconds since 1970.
-    """
+    is unknown because the host was rebooted). Times are seconds since 1970."""
 
     job_id: _Name
     operation_id: _Name
@@ -159,8 +157,7 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``level`` is the highest level that the agent applies to any of its jobs now, ``bound`` the highest level that its
     own configuration allows. ``metrics`` is the address of its Prometheus endpoint, "" if it has none.
-    ``late_core_seconds`` and the next three fields count since the start of the agent's run.
-    """
+    ``late_core_seconds`` and the next three fields count since the start of the agent's run."""
 
     version: Annotated[str, msgspec.Meta(max_length=100)]
     level: Level
@@ -220,8 +217,7 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A registration with the registered incarnation changes tags and resources. A new incarnation replaces the old one,
     whose heartbeats are dropped from then on. ``address`` ("" = the id) counts as one of the tags. ``key`` is a secret
-    that the agent keeps from run to run; with it, a new run can replace a run that is still alive.
-    """
+    that the agent keeps from run to run; with it, a new run can replace a run that is still alive."""
 
     node_id: _Name
     incarnation: _Name
@@ -259,8 +255,7 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     - ``interruption_signal``: the name of the signal that interrupts the job, "" for SIGTERM. All of its processes
       receive the signal, or only the first with ``signal_root_process_only``.
     - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.
-    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``, where the job fails; 0: all of that.
-    """
+    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``, where the job fails; 0: all of that."""
 
     job_id: str
     operation_id: str
@@ -320,8 +315,7 @@ MAX_LOG_BYTES = 1_048_576
 class LogRequest(msgspec.Struct, frozen=True):
     """A request for the last ``tail_bytes`` bytes, or fewer, of a job's output; repeated until the ``JobLog`` arrives.
 
-    ``offset``: return the output after this many bytes instead of the end. Older agents ignore it.
-    """
+    ``offset``: return the output after this many bytes instead of the end. Older agents ignore it."""
 
     request_id: str
     job_id: str
@@ -354,8 +348,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     """A request that only the job's node can answer or carry out; repeated until the ``JobReply`` arrives.
 
     ``explain``: return all facts behind the job's limit. ``pin``: hold ``cpu_limit`` cores (null: its request) for
-    ``ttl_s`` (null: until ``unpin``). Carrying out a request twice has the same effect as once.
-    """
+    ``ttl_s`` (null: until ``unpin``). Carrying out a request twice has the same effect as once."""
 
     request_id: str
     kind: RequestKind
@@ -388,8 +381,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     - ``knows_about``: whether the scheduler has this agent's ``AgentAbout``; null if the scheduler does not use it.
     - ``level``: the agent's highest level if its configuration says ``may_set_mode``; "" if no stage applies.
     - ``knows_stderr_size``: whether the scheduler reads that field of a finished job; a scheduler that does not know
-      the field would drop the whole heartbeat.
-    """
+      the field would drop the whole heartbeat."""
 
     accepted: bool
     reason: str = ""

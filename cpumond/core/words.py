@@ -119,8 +119,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the most similar known name, "" if none reaches the similarity ``cutoff``, 0 to 1.
 
-    Of very many names, those with similar beginnings and ends are compared closely: each takes 0.1 ms.
-    """
+    Of very many names, those with similar beginnings and ends are compared closely: each takes 0.1 ms."""
     name, names = name[:MAX_COMPARED_CHARS], [*known]
     if len(names) > MAX_COMPARED:
         names = heapq.nlargest(MAX_COMPARED, names, key=lambda other: _count_ends(name, other))

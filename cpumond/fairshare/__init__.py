@@ -1,7 +1,6 @@
 """Hierarchical dominant-resource fair share with guarantees: pure functions of a frozen tree. See ARCHITECTURE.md.
 
-Section numbers in docstrings refer to fair_share_update.md (docs/specification).
-"""
+Section numbers in docstrings refer to fair_share_update.md (docs/specification)."""
 
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateError, UpdateResult

@@ -1,8 +1,7 @@
 """Explanation of an element's share in words: the rule that limits the share, and the shares of the pools above.
 
 Reads a snapshot and the result of its update; computes no share itself. Sections are those of fair_share_update.md.
-Shares are shown in percent of the cluster.
-"""
+Shares are shown in percent of the cluster."""
 
 from __future__ import annotations
 

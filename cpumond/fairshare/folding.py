@@ -1,7 +1,6 @@
 """Settings that the update itself does not know: callers fold them into the weights and limits of a snapshot.
 
-fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute.
-"""
+fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
     """Limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md 2.10).
 
     ``parent_limits`` are the result of this function for the parent (for an operation: its pool), so it is called from
-    the root down; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned.
-    """
+    the root down; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned."""
     if ratio is None:
         return resource_limits
     return least(resource_limits, limits_of_total(least(parent_limits, total), ratio))
@@ -57,8 +55,7 @@ def infer_weight(
 
     ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. A pool's
     guarantee is the greatest component of its strong share plus its total flow ratio. The weight is this as a fraction
-    of the parent's, times the multiplier, within [2^-26, 2^26]; if that is not > 0, the default, 1.
-    """
+    of the parent's, times the multiplier, within [2^-26, 2^26]; if that is not > 0, the default, 1."""
     own = max(strong_share) + total_flow_ratio
     parent = max(parent_strong_share) + parent_total_flow_ratio
     if multiplier is None or not (own > 0.0 and parent > 0.0):

@@ -46,8 +46,7 @@ class ShareFunction:
     ``at_horizon`` is the last value. For a pool, ``positions[i]`` is the position on its path there (empty for
     operations), ``zero_position`` the position at 0. ``jumps``: the segments that do not begin where the previous one
     ends; ``lower_ends``: the values below these jumps. ``ramps``: the segments steeper than STEEPEST. Never changed
-    once made.
-    """
+    once made."""
 
     __slots__ = (
         "starts", "values", "slopes", "at_zero", "at_horizon", "horizon", "positions", "zero_position", "jumps",
@@ -270,8 +269,7 @@ def rising_parts(
 
     The piece is ``level + slope * x``, x in [0, length]. The needed suggestion is the greatest component, but at least
     ``suggestion``, which is needed at the start; ``needed`` is needed at the end. Returns the parts on which it rises,
-    in order, as (suggestion, suggestion at the end, x, x at the end).
-    """
+    in order, as (suggestion, suggestion at the end, x, x at the end)."""
     if needed <= suggestion + suggestion * rounding:
         return []
     lines = [(v, m) for v, m in zip(level, slope, strict=True) if m > 0.0 and v + m * length > suggestion]

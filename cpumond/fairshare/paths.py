@@ -18,8 +18,7 @@ class Path:
     ``slopes[i]`` per fit factor, or a jump (None). For a jump, ``jumps[i]`` has all children that jump at this fit
     factor, and how many of them jumped before this step. ``factors[c]`` is child c's suggestion per fit factor
     (fair_share); ``factors`` is None in a FIFO pool. ``functions``: those of the children in the order of the path, as
-    far as they are needed. ``complete``: the last vertex is the end of the domain.
-    """
+    far as they are needed. ``complete``: the last vertex is the end of the domain."""
 
     __slots__ = ("xs", "values", "slopes", "jumps", "functions", "factors", "complete")
 
@@ -104,8 +103,7 @@ def weighted_path(functions: list[ShareFunction], factors: list[float], reach: f
     Children are in their order. ``factors`` are weights divided by the smallest one. ``reach``: a fit factor in (0, 1].
     The path goes to the last change of slope that is not after it, or to the end if it is 1; the functions are known
     that far. ``improved``: children that jump at the same place do so one by one, in their order. The time of the one
-    sweep over all changes is linear in their number, except for sorting.
-    """
+    sweep over all changes is linear in their number, except for sorting."""
     path = Path(functions, factors, reach == 1.0)
     takers = [child for child, function in enumerate(functions) if function is not NOTHING]
     if len(takers) == 1 and factors[takers[0]] >= 1.0:

@@ -6,8 +6,7 @@ Therefore ``M`` (9.4) is computed for the binding resource only. Along a linear 
 maximum of lines: one division per piece turns path into function. If the path moves without needing more suggestion,
 ``B`` jumps; if the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
 
-Paths and functions of pools are made from 0 as far as they are needed: each number is the same as in the whole one.
-"""
+Paths and functions of pools are made from 0 as far as they are needed: each number is the same as in the whole one."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
 
     ``guarantee`` is the strong plus the proposed share, ``limits`` the limits share, at most 1. Values within the
     guarantee are B(0); values beyond the limits are never reached. In between, each step of the path is measured by the
-    suggestion that it needs. Between 0 and ``asked_from`` the function is not made and must not be evaluated.
-    """
+    suggestion that it needs. Between 0 and ``asked_from`` the function is not made and must not be evaluated."""
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):
         return None
@@ -240,8 +238,7 @@ def _waiting(path: Path, step: int, x: float) -> Position:
 def _exact_value(path: Path, vertex: int, m: Vector | None, before: Vector, running: Vector, level: Vector) -> Vector:
     """Return the value at a vertex that needs a suggestion of nearly 1: the sum of the children's own values.
 
-    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running``, ``level``: of this vertex.
-    """
+    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running``, ``level``: of this vertex."""
     if m is None or any(rate > 0.0 and x > NEARLY_ONE for rate, x in zip(m, level, strict=True)):
         ends = path.complete and vertex == len(path.slopes)
         return path.sum_at_end() if ends else path.sum_at(vertex)

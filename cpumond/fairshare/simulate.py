@@ -1,7 +1,6 @@
 """A pool tree over time: takes scripted demand, makes one fair-share update per step, yields the shares of each pool.
 
-Pure and streaming: time is a number that is counted up, only one step is held at a time.
-"""
+Pure and streaming: time is a number that is counted up, only one step is held at a time."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class DemandEvent:
 
     start: the demand is ``demand`` (absolute, >= 0) from ``at_s`` on. stop: it is zero from ``at_s`` on. ramp: from the
     demand at ``at_s`` it moves to ``demand`` in a straight line within ``over_s`` seconds (> 0), all resources
-    together. With ``repeat_every_s`` the event is repeated at this interval. Times are seconds from the beginning.
-    """
+    together. With ``repeat_every_s`` the event is repeated at this interval. Times are seconds from the beginning."""
 
     operation: str
     at_s: float
@@ -69,8 +67,7 @@ class SimulationRow:
     Amounts are of the main resource in its own unit (cores for cpu), after the scaling for an overcommitted cluster
     (6). ``demand`` and ``usage`` are sums over the pool's operations. ``fair_share`` is the sum of the three parts
     after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5). Without an integral
-    guarantee, flow, burst, volume and capacity are 0.
-    """
+    guarantee, flow, burst, volume and capacity are 0."""
 
     time_s: float
     pool: str
@@ -93,8 +90,7 @@ def check_script(scenario: Scenario) -> None:
 
     Every event is for an operation of the tree, with finite numbers that are not negative. The events of one operation
     are sorted by time and do not overlap: each begins after the previous one has begun and its ramp is over. Events
-    that repeat come last and have one period; each round of them is over when the next one begins.
-    """
+    that repeat come last and have one period; each round of them is over when the next one begins."""
     events_of: dict[str, list[tuple[int, DemandEvent]]] = {
         operation.name: [] for operation in scenario.snapshot.operations
     }
@@ -174,8 +170,7 @@ def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[Simu
     Each step is one update with the demand of that moment. ``accumulated_volume`` and ``last_share_ratio`` of an
     integral pool are passed on to the next step. An operation uses its whole grant at once, until the next step; real
     pools, whose jobs start and stop, follow more slowly. ``step_s`` (> 0) is the period of updates: a volume is used up
-    over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept ``scenario``.
-    """
+    over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept ``scenario``."""
     snapshot = scenario.snapshot
     pools = snapshot.pools
     updater = FairShareUpdater()

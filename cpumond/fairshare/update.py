@@ -177,8 +177,7 @@ class FairShareUpdater:
 
         A pool's path is first made up to its ``reach``, a guess, which also determines how far its children must be
         known. If that is not enough, it is made again: 2 times as far, then 8 times and 32 times as far as the last
-        time, and then as a whole.
-        """
+        time, and then as a whole."""
         top.need = suggestion
         stack = [top]
         while stack:

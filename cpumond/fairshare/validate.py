@@ -2,8 +2,7 @@
 
 A wrong value stops the update here, with one sentence that names its element: after this check, it would silently make
 shares wrong. Conditions despite which the specification defines a result are no errors: guarantees beyond the cluster,
-nested integral pools, priority pools without a donor (15).
-"""
+nested integral pools, priority pools without a donor (15)."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def validate(snapshot: Snapshot) -> None:
 
     Names are unique in the whole tree; parents are pools that come before their children; fifo pools have only
     operations (16). Numbers are finite and not negative; only a limit may be infinite. Weights are > 0, demand covers
-    usage, ``max_share_ratio`` is in [0, 1] (1, 16).
-    """
+    usage, ``max_share_ratio`` is in [0, 1] (1, 16)."""
     check_total_resources(snapshot.total_resources)
     _check_options(snapshot.options)
     pools = {ROOT: snapshot.root}

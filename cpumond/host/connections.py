@@ -125,8 +125,7 @@ class Deadline:
     """Closes a connection if a request and its response take too long together, so that silent peers do not accumulate.
 
     Call ``restart`` when the connection starts and after each response, and ``cancel`` when it ends. ``exchange_s`` is
-    longer than the idle time allowed between two requests.
-    """
+    longer than the idle time allowed between two requests."""
 
     def __init__(self, exchange_s: float) -> None:
         self._exchange_s = exchange_s
@@ -156,8 +155,7 @@ class Bounded(asyncio.Protocol):
     """Mixin for the protocol classes of both libraries; it must be the first base. ``door`` is that of the server.
 
     While a request is processed, hardly more is read than the piece in which the next request begins. Data sent too
-    early waits in the kernel, and its sender waits, too.
-    """
+    early waits in the kernel, and its sender waits, too."""
 
     door: Door
     held = 0

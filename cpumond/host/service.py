@@ -36,8 +36,7 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
 
     An address that this machine lacks is skipped if the machine has another address of the host. If it has none, they
     may appear later (DHCP, a VPN, a failover): the sockets listen on them already, and a warning is logged. ``key``
-    names the setting ("table.key"), for messages. Raises CreateError or AccessError.
-    """
+    names the setting ("table.key"), for messages. Raises CreateError or AccessError."""
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
     doing, advice = f"listen on {listen}", f"set [{table}] {name} to a free address of this machine"

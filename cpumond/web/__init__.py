@@ -1,7 +1,6 @@
 """The files of the web pages, the scheduler's and the agent's, and the routes that serve them.
 
-Each file is read and compressed once. The headers forbid pages to load from other hosts, and text to become markup.
-"""
+Each file is read and compressed once. The headers forbid pages to load from other hosts, and text to become markup."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class StaticFile:
 def make_web_routes(index: str) -> list[Route]:
     """``/`` is the file ``index``, ``/web/NAME`` any other. No authentication, because the files contain no data.
 
-    Raises ValueError if there is no such file, which is a mistake of the package.
-    """
+    Raises ValueError if there is no such file, which is a mistake of the package."""
     files = read_files()
     if index not in files:
         raise ValueError(f"cpumond/web/static has no {index}; it has {', '.join(sorted(files))}")

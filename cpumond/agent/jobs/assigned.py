@@ -7,8 +7,7 @@
 
 Each job has a directory in ``jobs_dir``. It contains ``job.json``, which is written before each step that it records,
 the job's logs, and the job's working directory, which is removed when the job ends. The files survive the agent, and
-the next agent continues from them. All methods but ``read_log`` are for the tick's thread.
-"""
+the next agent continues from them. All methods but ``read_log`` are for the tick's thread."""
 
 from __future__ import annotations
 

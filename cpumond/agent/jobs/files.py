@@ -95,8 +95,7 @@ class JobsDir:
         """Create the directory if it is missing, and lock it. Only the agent may write to it.
 
         The users of jobs may pass through the directory. Raises CreateError, AccessError, ConfigError, and
-        UnavailableError while another agent uses it.
-        """
+        UnavailableError while another agent uses it."""
         path = self.path
         make_directory(path, 0o711, "executor.jobs_dir")
         found = os.stat(path)

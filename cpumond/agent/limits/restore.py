@@ -262,8 +262,7 @@ def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
 
     SetUnitProperties creates a drop-in, which gives a restarted unit the agent's limit; a new unit of that name has no
     drop-in. If systemd does not answer, no unit counts as a namesake: too much CPU is better than too little. Takes up
-    to NAMESAKES_TIMEOUT_S.
-    """
+    to NAMESAKES_TIMEOUT_S."""
     if not anew or not is_booted():
         return set()
     from cpumond.host.systemd.bus import UnitBus  # costs more than everything before

@@ -30,8 +30,7 @@ class Endpoint:
     """An endpoint. ``name`` is the operationId in the OpenAPI document.
 
     ``answer`` is the type of a successful answer, returned with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body is required.
-    """
+    ``needs_body``: a body is required."""
 
     method: str
     path: str

@@ -114,8 +114,7 @@ class ApplyBody(RequestBody, frozen=True):
 class EditBody(RequestBody, frozen=True):
     """A change of one attribute. ``path`` may lead into dictionaries; a ``value`` of null removes the attribute.
 
-    ``recursive``: missing dictionaries on the way are created, also inside attributes that are no options.
-    """
+    ``recursive``: missing dictionaries on the way are created, also inside attributes that are no options."""
 
     path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
     value: Any = None
@@ -196,8 +195,7 @@ class TokenBody(RequestBody, frozen=True):
 
     ``groups``: groups of the token's user in addition to the configured ones. ``expires_s``: seconds from now, null for
     no end. Users who are not administrators create tokens in their own name, with role "user" and only groups that they
-    are in.
-    """
+    are in."""
 
     user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     role: Role = "user"
@@ -333,8 +331,7 @@ class HistoryQuery(Query, frozen=True):
     """A series and a time range. ``tree``: of the pool or operation, "" for the default tree of a pool. Points go back
     a day; if the range for a pool begins earlier, there is one point per UTC day.
 
-    The range is the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970.
-    """
+    The range is the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970."""
 
     kind: Literal["pool", "operation", "node", "job"]
     name: _Name
@@ -395,8 +392,7 @@ class CanQuery(Query, frozen=True):
     """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
 
     ``action``: a permission, or a word of the command line. ``user``: "" for the user of the request. ``groups``:
-    groups of a user other than that of the request, separated by commas.
-    """
+    groups of a user other than that of the request, separated by commas."""
 
     action: _Name
     object: _Name

@@ -1,7 +1,6 @@
 """The JSON interface ``/api/v1``: serves the table of endpoints and nothing else. Changes go through the scheduler.
 
-Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where.
-"""
+Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def make_json_routes(
     ``authenticate`` returns the user of a request, ``authenticate_node`` that of a node's request; both raise
     CommandError. ``max_body``: bytes of a request's body; ``max_depth``: how deep the body's values may be nested.
     ``count`` is called with the user and the cost of each request but nodes' requests, and raises CommandError after
-    too many. ``replies``: replies to changes with an Idempotency-Key.
-    """
+    too many. ``replies``: replies to changes with an Idempotency-Key."""
     replies = replies or ReplyCache(shared.scheduler.clock.now)
     site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies(), replies)
     by_path: dict[str, dict[str, _Served]] = {}

@@ -1,7 +1,6 @@
 """The commands of the ``yt`` protocol, for one scheduler (yt_protocol.md 6 and 10).
 
-``YtBackend`` answers one command after another from the live state. Only changes, commands of the scheduler, wait.
-"""
+``YtBackend`` answers one command after another from the live state. Only changes, commands of the scheduler, wait."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ LISTED_ATTRIBUTES: Final = (
 class YtBackend:
     """Answers the commands for one scheduler; a ``Backend`` of ``cpumond.api.yt.transport``.
 
-    Raises YtError and CommandError for refusals, StoreError if a change cannot be stored.
-    """
+    Raises YtError and CommandError for refusals, StoreError if a change cannot be stored."""
 
     def __init__(
         self, scheduler: Scheduler, cluster_name: str, *version: str, find_known: Callable[[str], User] = User
@@ -126,8 +124,7 @@ class YtBackend:
         """Carry out a command of the scheduler; return the request's answer, ``{key: id}``, or ``{}`` without a key.
 
         The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
-        is answered and not run.
-        """
+        is answered and not run."""
         mutation_id = strip_attributes(request.parameters.get("mutation_id"))
 
         def remember(reply: Reply) -> Change:
@@ -471,8 +468,7 @@ async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
     """The end of a job's output, or the part that the request names, fetched from its node.
 
     A client that tracks an operation requests the stderr of its failed jobs. The client continues after "no such job",
-    but any other error would hide why the operation failed.
-    """
+    but any other error would hide why the operation failed."""
     job_id = get_text(request, "job_id")
     kind = get_text(request, "type", "user_job_stderr")
     if kind != "user_job_stderr":

@@ -1,8 +1,7 @@
 """Nodes at paths of the ``yt`` protocol: trees, pools, hosts and the orchid (yt_protocol.md 6).
 
 ``//sys/pool_trees`` and ``//sys/pools`` show the configuration as it was set, explicit pools only;
-``//sys/scheduler/orchid`` shows the live state.
-"""
+``//sys/scheduler/orchid`` shows the live state."""
 
 from __future__ import annotations
 

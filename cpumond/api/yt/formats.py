@@ -69,8 +69,7 @@ MIME_FORMATS = {
 def format_of(value: Any, where: str = "format") -> Format:
     """Return the format that a value like ``<format=pretty>"yson"`` or ``"json"`` names, ignoring unknown attributes.
 
-    Raises FormatError for a different format, and for a different kind of YSON.
-    """
+    Raises FormatError for a different format, and for a different kind of YSON."""
     attributes = value.attributes if isinstance(value, Attributed) else {}
     name = strip_attributes(value)
     if name != "yson" and name != "json":
@@ -104,8 +103,7 @@ def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
 def write_value(value: Any, form: Format, give_way: Callable[[], object] | None = None) -> bytes:
     """``value`` in the format. Raises FormatError for values that the format cannot express.
 
-    ``give_way`` is called about every WRITTEN_BYTES, for threads that write large values.
-    """
+    ``give_way`` is called about every WRITTEN_BYTES, for threads that write large values."""
     if form.name == "json":
         return write_json(value, form.encode_utf8, pretty=form.variant == "pretty", give_way=give_way)
     return write_yson(value, form.variant, give_way)
@@ -123,8 +121,7 @@ def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH)
     """The one value in JSON; ``{"$attributes": {...}, "$value": v}`` is a value with attributes.
 
     With ``encode_utf8`` characters are bytes; a string with a character above U+00FF is taken literally. Raises
-    ParseError, also for more than MAX_VALUES values.
-    """
+    ParseError, also for more than MAX_VALUES values."""
     if has_too_many_values(data):
         raise ParseError(f"JSON of more values than the limit of {MAX_VALUES}", None)
     try:
@@ -241,8 +238,7 @@ def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], 
 def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
     """``value``, nested in ``depth`` others, for any JSON library; nan, inf and -inf become strings.
 
-    Raises FormatError.
-    """
+    Raises FormatError."""
     if isinstance(value, str):
         return _encode_json_text(value, encode_utf8)
     if value is None or isinstance(value, bool):

@@ -31,8 +31,7 @@ class Lazy(Mapping[str, Any]):
         """``find`` returns MISSING for a missing value, even if ``names`` has its name; ``explain`` returns the reason.
 
         ``hidden``: names of values too large to be shown with the rest; None replaces them. ``has_all``: every name has
-        a value, so names are listed without making values. ``is_whole``: attributes of one object at one moment.
-        """
+        a value, so names are listed without making values. ``is_whole``: attributes of one object at one moment."""
         self._names = names
         self._find = find
         self._explain = explain

@@ -2,8 +2,7 @@
 
 Converts the scheduler's state and the results of its last updates to plain values without infinity and NaN. Values are
 computed on demand: a ``Lazy`` map makes one at a time. One map is made for every request; if the state changes while a
-large one is read, its values are of different moments.
-"""
+large one is read, its values are of different moments."""
 
 from __future__ import annotations
 
@@ -245,8 +244,7 @@ def operation_info(
     """An operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``. ``statistics``:
     of the operation's jobs.
 
-    The answer contains no environment if ``rights`` do not allow reading it.
-    """
+    The answer contains no environment if ``rights`` do not allow reading it."""
     live, given = rights.state.operations.get(record.id), record.spec
     hide: Callable[[dict[str, Any]], dict[str, Any]] = dict
     if not rights.may_read_secrets(record):
@@ -305,8 +303,7 @@ def operation_info(
 def _brief_progress(state: State, record: OperationRecord, live: Operation | None, now: float | None) -> dict[str, Any]:
     """Counts of jobs and, if there is a forecast, times of start and end in the form of ``yt``.
 
-    The client of ``yt`` shows these only if ``build_time`` is later than that of the last answer.
-    """
+    The client of ``yt`` shows these only if ``build_time`` is later than that of the last answer."""
     outlook, jobs = view_forecast(state, record.id), job_counts(record, live)
     brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}
     if now is not None:

@@ -1,8 +1,7 @@
 """The dynamic attributes of pools and operations: each name with its reader (semantics.md 5.2 to 5.4). Pure.
 
 Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods are
-milliseconds as in YTsaurus, times are ISO 8601.
-"""
+milliseconds as in YTsaurus, times are ISO 8601."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def read_query(request: Request, depth: int) -> dict[str, Any]:
     """The parameters in the URL: ``?path=//sys&recursive=true&attributes=["weight"]``.
 
     A text that begins like YSON's maps, lists, attributes, literals or quoted strings is YSON; ``true``, ``false`` and
-    integers are values; everything else is a literal string.
-    """
+    integers are values; everything else is a literal string."""
     parameters: dict[str, Any] = {}
     query = request.scope["query_string"].decode("latin-1")
     try:

@@ -48,8 +48,7 @@ class _Reply:
 class ReplyCache:
     """Replies to changes, by user and mutation id: a repeat is answered, not run (section 8).
 
-    ``now`` is wall-clock time in seconds, so that replies can outlive the process.
-    """
+    ``now`` is wall-clock time in seconds, so that replies can outlive the process."""
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ class ReplyCache:
         """The reply of ``work``, which is run once for the id; a repeat waits for it, and has the same reply or error.
 
         An error that asks for another try, or that is not the command's own, is not kept. The work continues when the
-        caller is cancelled. Raises YtError when the id belongs to another command.
-        """
+        caller is cancelled. Raises YtError when the id belongs to another command."""
         key = (user, mutation_id)
         self._forget_old()
         reply = self._replies.get(key)

@@ -3,8 +3,7 @@
 A request is checked, read and turned into a ``YtRequest``; a ``Backend`` answers with a plain value; the transport
 writes it in the requested format. Only the backend interprets paths and operations.
 
-The server needs a header limit above its default: ``X-YT-Parameters`` carries whole specifications.
-"""
+The server needs a header limit above its default: ``X-YT-Parameters`` carries whole specifications."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ Backend = Callable[[YtRequest], Awaitable[Any]]
 """Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
 
 The answer must not change after it is returned: large ones are written in another thread. It raises YtError or
-CpumondError for refusals; ``code``, ``attributes`` and ``inner`` of the latter are used if it has them.
-"""
+CpumondError for refusals; ``code``, ``attributes`` and ``inner`` of the latter are used if it has them."""
 
 
 RecordRefusal = Callable[[Request, Exception], Awaitable[None]]
@@ -137,8 +135,7 @@ def make_yt_routes(
 ) -> list[Route]:
     """The routes of the protocol. ``authenticate`` returns the user of a request or raises YtError 900.
 
-    ``make_refusal_event`` is called with requests that are refused.
-    """
+    ``make_refusal_event`` is called with requests that are refused."""
     transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), make_refusal_event)
     answer_plainly = transport.answer_plainly
     descriptions = [command.view() for command in COMMANDS.values()]

@@ -2,8 +2,7 @@
 
 The values are plain Python: ``None``, ``bool``, ``int`` (``Uint`` for YSON's uint64), ``float``, ``str``, ``list``,
 ``dict`` with keys of ``str``, and ``Attributed`` for a value with attributes. Strings of the protocol are bytes; those
-that are not UTF-8 are kept by ``surrogateescape`` and are written back unchanged.
-"""
+that are not UTF-8 are kept by ``surrogateescape`` and are written back unchanged."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ WRITTEN_BYTES = 4096
 class YtError(CommandError):
     """A refusal in the words of the protocol; ``code`` is YTsaurus' code of the error, not an HTTP status.
 
-    ``attributes`` hold plain values; ``inner`` are the reasons, which the client shows indented.
-    """
+    ``attributes`` hold plain values; ``inner`` are the reasons, which the client shows indented."""
 
     @property
     def message(self) -> str:

@@ -22,8 +22,7 @@ class YPath:
     """A path. ``root`` is "/" or "#<id>"; ``steps`` are the names below it, unescaped.
 
     ``attribute`` is None for a node, () for all of its attributes, else the attribute's name and the keys inside it.
-    ``suppress_link``: the positions in ``steps`` that refer to a link itself (``&``); -1 is the root.
-    """
+    ``suppress_link``: the positions in ``steps`` that refer to a link itself (``&``); -1 is the root."""
 
     root: str
     steps: tuple[str, ...] = ()
@@ -71,8 +70,7 @@ def escape_literal(name: str) -> str:
 def parse_ypath(text: Any) -> YPath:
     """The path in a string, or in a string with attributes (a rich path), which are ignored.
 
-    Raises YPathError for everything that cannot be parsed, including ranges and wildcards.
-    """
+    Raises YPathError for everything that cannot be parsed, including ranges and wildcards."""
     path = strip_attributes(text)
     if not isinstance(path, str):
         raise YPathError(path, "not a string", 0)

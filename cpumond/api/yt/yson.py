@@ -10,8 +10,7 @@ Why ``yt.yson`` of ytsaurus-client 0.13.55 is not used, measured with 1000 pools
   YTsaurus prints ``5.`` and ``{}``;
 - the binding of the C++ library does all that right at 15-25 ms/MB, and exists for x86_64 only.
 
-The tests hold this module against the library, and against the binding where it is installed.
-"""
+The tests hold this module against the library, and against the binding where it is installed."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
     """The one value in YSON, text and binary mixed. A key given twice has its last value.
 
     Takes 2 to 6 us per value, and up to 0.3 s for a MB of escapes, so long texts are read in a thread. Raises
-    ParseError for anything else, for values nested deeper than ``max_depth``, and for more than MAX_VALUES values.
-    """
+    ParseError for anything else, for values nested deeper than ``max_depth``, and for more than MAX_VALUES values."""
     value, position = _YsonReader(data, max_depth).read(0, 0)
     end = _SPACE.match(data, position)
     assert end is not None
@@ -281,8 +279,7 @@ def write_yson(
     """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on its own line (section 5).
 
     An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express. ``give_way``
-    as in ``write_value``.
-    """
+    as in ``write_value``."""
     if variant == "binary":
         parts: list[bytes] = []
         _Writer(gather(parts, give_way), _pack_string, _pack_scalar, str.encode).write(value, 0)

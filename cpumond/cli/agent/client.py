@@ -46,8 +46,7 @@ class AgentRefusedError(CpumondError):
 class AgentClient:
     """HTTP client of one agent over its unix socket; each request has its own connection.
 
-    ``as_json``: ``fetch`` prints answers for programs and ends the command.
-    """
+    ``as_json``: ``fetch`` prints answers for programs and ends the command."""
 
     def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.socket_path = socket_path
@@ -58,8 +57,7 @@ class AgentClient:
         """Return the JSON of a successful answer.
 
         Raises UnavailableError if no agent runs, AccessError without the rights, UsageError for a name that is not
-        UTF-8, AgentRefusedError for an error answer of the agent.
-        """
+        UTF-8, AgentRefusedError for an error answer of the agent."""
         from http.client import HTTPConnection, HTTPException
 
         try:
@@ -153,8 +151,7 @@ def is_given(parameter: str) -> bool:
 def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> str:
     """Return the path of the control socket: ``socket_path``, else the one in the configuration, else the default one.
 
-    ``explicit``: the user named the configuration, so the file must exist. Raises ConfigError or AccessError.
-    """
+    ``explicit``: the user named the configuration, so the file must exist. Raises ConfigError or AccessError."""
     if socket_path:
         return socket_path
     if not explicit and not os.path.exists(config_path):

@@ -1,7 +1,6 @@
 """Commands that talk to the running agent: ``status``, ``explain``, ``job``, ``pin``, ``unpin``.
 
-Their output is made in ``tables`` and ``explain``.
-"""
+Their output is made in ``tables`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from cpumond.monitor.model import MODES
 def status_command(client: AgentClient) -> None:
     """Print one line for each job of the running agent, sums, and anything that needs an operator.
 
-    Numbers are cores: the job's request, its limit now, its usage in the last check, and its smoothed usage.
-    """
+    Numbers are cores: the job's request, its limit now, its usage in the last check, and its smoothed usage."""
     answer = client.fetch(client.status(), StatusAnswer, "jobs")
     click.echo(draw_status(answer, terminal_width(), use_colour()))
 
@@ -44,8 +42,7 @@ def explain_command(client: AgentClient, job: str, last: int, show_all: bool) ->
     """Explain in words and numbers why the limit of JOB has its value.
 
     JOB is a job's id or its cgroup. The first sentences are the answer. Below them are the reasons: the votes of the
-    last window, the result of the next check, the options in force and the last decisions.
-    """
+    last window, the result of the next check, the options in force and the last decisions."""
     answer = client.fetch(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
@@ -83,8 +80,7 @@ def job_add_command(
 ) -> None:
     """Manage a cgroup as a job from now on.
 
-    The job stays over restarts of the agent. An id that is given again replaces the earlier settings.
-    """
+    The job stays over restarts of the agent. An id that is given again replaces the earlier settings."""
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
@@ -105,8 +101,7 @@ def job_add_command(
 def job_remove_command(client: AgentClient, job: str) -> None:
     """Stop managing JOB and restore the cgroup's original limit.
 
-    JOB must be an id that was added with `cpumond job add`; jobs of the configuration's sources stay.
-    """
+    JOB must be an id that was added with `cpumond job add`; jobs of the configuration's sources stay."""
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
     client.fetch(content, dict[str, object])
     print_text(
@@ -121,8 +116,7 @@ def job_remove_command(client: AgentClient, job: str) -> None:
 def job_list_command(client: AgentClient) -> None:
     """List the jobs that were added with `cpumond job add`.
 
-    `cpumond status` shows these and the jobs of the configuration's sources.
-    """
+    `cpumond status` shows these and the jobs of the configuration's sources."""
     jobs = client.fetch(client.request("GET", "/v1/registered"), RegisteredList).jobs
     if jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
@@ -160,8 +154,7 @@ def unpin_command(client: AgentClient, job: str) -> None:
 def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
     """Return the ``job-cpu-monitor`` section to send: checked here, but not parsed, as the user wrote it.
 
-    The agent would read parsed durations, which are in seconds, as milliseconds. Raises ConfigError, UsageError.
-    """
+    The agent would read parsed durations, which are in seconds, as milliseconds. Raises ConfigError, UsageError."""
     layer = read_assignments(assignments)
     checked = parse_layer(layer, "--set", "")
     if mode is not None:

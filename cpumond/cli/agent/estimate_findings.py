@@ -37,8 +37,7 @@ class WorkloadRow:
     """One workload.
 
     ``is_limited``: whether the workload has a limit of its own, None if its limits are unknown. ``is_shared``: whether
-    the limit is shared with other workloads. ``host``: "" for this host.
-    """
+    the limit is shared with other workloads. ``host``: "" for this host."""
 
     workload: Workload
     estimate: Estimate
@@ -60,8 +59,7 @@ class Findings:
     ``source``: cgroups or prometheus. ``place``: the place of the workloads, with names. ``length_s``: seconds from the
     first to the last sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples.
     ``host_cores``: None for several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the
-    options of ``--set``.
-    """
+    options of ``--set``."""
 
     source: str
     place: str
@@ -311,8 +309,7 @@ def render_json(findings: Findings) -> str:
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
     """Return a file for ``conf.d`` with shadow mode and sources that find the workloads; "" if no source finds any.
 
-    ``leaves`` is passed to ``list_sources``: it lists the leaf cgroups below a path.
-    """
+    ``leaves`` is passed to ``list_sources``: it lists the leaf cgroups below a path."""
     # A source cannot name a cgroup whose name is not readable text.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
     unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())

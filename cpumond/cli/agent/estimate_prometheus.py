@@ -97,8 +97,7 @@ class Prometheus:
     """Client that reads ranges of samples from one Prometheus over HTTP.
 
     ``url``: its address, with a path if a proxy serves it below one; ``token``: a bearer token, "" for none. Raises
-    ConfigError for a ``url`` that is no address.
-    """
+    ConfigError for a ``url`` that is no address."""
 
     def __init__(self, url: str, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
         from cpumond.core.base_url import parse_base_url
@@ -114,8 +113,7 @@ class Prometheus:
     ) -> list[tuple[dict[str, str], Series]]:
         """Return labels and samples of each series of ``expression``: a sample every ``step_s``, finite values only.
 
-        Raises UnavailableError without a usable answer or for too many samples, AccessError for a refused token.
-        """
+        Raises UnavailableError without a usable answer or for too many samples, AccessError for a refused token."""
         merged: dict[tuple[tuple[str, str], ...], Samples] = {}
         begin_s, points = start_s, FIRST_POINTS
         while begin_s <= end_s:
@@ -223,8 +221,7 @@ def read_history(
 ) -> Findings:  # fmt: skip
     """Return the findings of the ``since_s`` seconds before ``now_s`` (since 1970).
 
-    ``match``: label matchers that every series must meet, "" for none. Raises UnavailableError, AccessError.
-    """
+    ``match``: label matchers that every series must meet, "" for none. Raises UnavailableError, AccessError."""
     notes: list[str] = []
     chosen, step_s = _choose(prometheus, metrics, match, since_s, step_s, now_s, notes)
     end_s = math.floor(now_s / step_s) * step_s
@@ -490,8 +487,7 @@ def _replay(
 def list_times(usage: Series, step_s: float, end_s: float = -math.inf) -> list[float]:
     """The times of samples in order, without repetitions of the last value before a gap or before ``end_s``.
 
-    Prometheus repeats the last value of a series for LOOKBACK_S after its last sample.
-    """
+    Prometheus repeats the last value of a series for LOOKBACK_S after its last sample."""
     times = sorted(usage)
     kept: list[float] = []
     for at_s in times:

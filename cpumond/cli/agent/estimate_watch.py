@@ -203,8 +203,7 @@ class HostWatch:
         """Determine the request of a workload. Raises CpumondError.
 
         The request is the workload's quota, or the quota of a cgroup above that holds no other workload, else a cpuset
-        smaller than those above. CPU that several workloads share cannot be reclaimed from each of them.
-        """
+        smaller than those above. CPU that several workloads share cannot be reclaimed from each of them."""
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
         if not isinstance(cgroup, AccountedCgroup):
@@ -316,8 +315,7 @@ def watch_host(
 ) -> tuple[Findings, Callable[[str], list[str]]]:
     """Watch for ``duration_s`` or until SIGINT, SIGTERM or SIGHUP; return findings and a function that lists leaves.
 
-    Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end.
-    """
+    Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end."""
     watch = HostWatch(root, settings, duration_s)
     progress = ProgressLine()
     with contextlib.ExitStack() as stack:
@@ -392,8 +390,7 @@ def merge_rows(earlier: WorkloadRow | None, later: WorkloadRow) -> WorkloadRow:
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
     """A workload's own quota in cores, infinity if there is none. Raises CgroupReadError.
 
-    It is the quota of the workload's cgroup, or of the cgroup's only child, where container engines may set it.
-    """
+    It is the quota of the workload's cgroup, or of the cgroup's only child, where container engines may set it."""
     own = read_own_quota(cgroup)
     path = cgroup.path
     while own == math.inf:

@@ -1,8 +1,7 @@
 """Output of ``explain``: the agent's sentences about a job's limit, and its figures.
 
 Every function turns an agent's answer ``e`` into text, and is pure except for the time zone. With ``width`` None (a
-pipe) no line is wrapped. Control characters in an agent's text are escaped.
-"""
+pipe) no line is wrapped. Control characters in an agent's text are escaped."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from cpumond.core.words import count, escape, format_measured, format_time, form
 def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
     """Output of ``cpumond explain``: the answer, the facts behind it, the window, the next step, options, decisions.
 
-    Raises UnavailableError for an agent whose answers have no sentences.
-    """
+    Raises UnavailableError for an agent whose answers have no sentences."""
     if not e.why:
         raise UnavailableError(
             f"the agent of job {escape(e.job_id)} is an older version, which gives no reasons; update it, or read "

@@ -75,8 +75,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
     other services' sockets. Without a terminal and without --yes it only prints the files that it would write.
 
     A file that `cpumond init` did not write, or that was changed since, is never replaced. A second run changes
-    nothing.
-    """
+    nothing."""
     if unit_dir is None and os.path.isdir("/run/systemd/system"):
         unit_dir = UNIT_DIR
     plan = make_plan(config_path, init_files.parse_sockets(sockets), unit_dir)
@@ -150,8 +149,7 @@ def choose_sources(
 ) -> list[Source]:
     """Return the sources of the generated file: those in the existing file, and one for each engine that has none yet.
 
-    An engine that is down at the moment keeps its source; a kubelet that does not answer gets none.
-    """
+    An engine that is down at the moment keeps its source; a kubelet that does not answer gets none."""
     # An engine that another file names is left to that file.
     others = list((Counter(map(_key, config.source)) - Counter(map(_key, own))).elements())
     sources = [*own, *(source for source in more if _key(source) not in {*others, *map(_key, own)})]

@@ -37,8 +37,7 @@ class Planned(msgspec.Struct, frozen=True):
     """One file: its path, its new text, and the state of the existing one.
 
     States: no file ("new"), an earlier file of ours ("changed"), one that is equal or sufficient ("same"), or the
-    user's own ("foreign"), which is left alone.
-    """
+    user's own ("foreign"), which is left alone."""
 
     path: str
     text: str

@@ -1,8 +1,7 @@
 """``cpumond stub-scheduler``: a small receiver of heartbeats that checks them.
 
 The receiver keeps the newest heartbeat of each node in memory. A heartbeat is a node's full state, so a job that is
-missing from the newest one has ended.
-"""
+missing from the newest one has ended."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
     """Make the receiver as an application with empty state.
 
     With a ``token`` heartbeats and limits need ``Authorization: Bearer <token>``. ``say`` gets one line for each
-    accepted heartbeat.
-    """
+    accepted heartbeat."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import ClientDisconnect
@@ -197,8 +195,7 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
     """Run a small receiver of heartbeats, to test reports.
 
     It checks each heartbeat against the schema, keeps the newest of each node and serves the limits at /v1/limits. It
-    stores nothing on disk and schedules nothing. SIGTERM or Ctrl-C ends it.
-    """
+    stores nothing on disk and schedules nothing. SIGTERM or Ctrl-C ends it."""
     from cpumond.agent.report.token import read_token
 
     with listen_on(listen, token_file is not None) as listener:
@@ -210,8 +207,7 @@ def listen_on(listen: str, has_token: bool) -> socket.socket:
     """Return a socket that listens on ``listen``.
 
     Raises UsageError if that is not host:port, ConfigError for an unknown host and, without a token, for an address
-    beyond loopback, CreateError and AccessError if listening fails.
-    """
+    beyond loopback, CreateError and AccessError if listening fails."""
     try:
         host, port = parse_listen(listen, "--listen")
     except ConfigError as error:

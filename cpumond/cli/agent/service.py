@@ -34,8 +34,7 @@ def _without(*modules: str) -> Iterator[None]:
 def agent_command(config_path: str) -> int:
     """Run the agent: measure, decide, write, report, once per check_period.
 
-    SIGTERM and SIGINT restore every limit and end the agent; SIGHUP reloads the configuration.
-    """
+    SIGTERM and SIGINT restore every limit and end the agent; SIGHUP reloads the configuration."""
     with _without("rich", "greenlet"):
         from cpumond.agent.main import run_agent
 
@@ -53,8 +52,7 @@ def restore_command(config_path: str, quick: bool) -> int:
     """Restore the original limits that a dead agent left lowered (ExecStopPost=).
 
     Exit code 69: not all are restored. 75: the agent's files are gone, so the lowered limits are unknown. 73 or 77:
-    they are restored, but this cannot be recorded in a file. 78: they are restored, and the configuration is wrong.
-    """
+    they are restored, but this cannot be recorded in a file. 78: they are restored, and the configuration is wrong."""
     if quick:
         if "SERVICE_RESULT" not in os.environ:
             raise UsageError("--quick is for ExecStopPost=, where systemd passes how the service ended; leave it out")
@@ -70,8 +68,7 @@ def restore_command(config_path: str, quick: bool) -> int:
 class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
     """The JSON of ``check-config``: the configuration, with ``monitor`` as it results and its durations as text.
 
-    ``warnings``: options without effect.
-    """
+    ``warnings``: options without effect."""
 
     monitor: dict[str, bool | float | str | None]
     warnings: list[str]
@@ -88,8 +85,7 @@ def check_config_command(file: str | None, config_path: str, quiet: bool, as_jso
     """Check a configuration and print the resulting values; exit code 78 and a sentence for each mistake.
 
     Warnings on standard error name options without effect (for example those of another limit_rule), files in conf.d
-    that are not read, and sources whose limits cannot move. For the scheduler's files: `cpumond scheduler --check`.
-    """
+    that are not read, and sources whose limits cannot move. For the scheduler's files: `cpumond scheduler --check`."""
     from cpumond.agent.control import view_settings
     from cpumond.agent.dead_ends import find_dead_ends
     from cpumond.cli.output import warn

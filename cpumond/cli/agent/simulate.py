@@ -1,7 +1,6 @@
 """``cpumond simulate``: the CPU that a rule would free under a load, and how often it would hold the job back.
 
-``cpumond replay`` needs no simulated kernel: it prints the rule's decision at each row of a recorded trace.
-"""
+``cpumond replay`` needs no simulated kernel: it prints the rule's decision at each row of a recorded trace."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def format_source(path: str) -> str:
 class SimulatedRules(msgspec.Struct, frozen=True):
     """The JSON of ``simulate``: a result of each rule for the usage as recorded.
 
-    If the trace has throttled rows, a second list assumes that the job wanted its whole request in these rows.
-    """
+    If the trace has throttled rows, a second list assumes that the job wanted its whole request in these rows."""
 
     results: list[SimulationResult]
     results_held_back_at_order: list[SimulationResult] | msgspec.UnsetType = msgspec.UNSET
@@ -160,8 +158,7 @@ def simulate_command(
       lost         fraction of their work that was lost because they had to end again
 
     With actuator = guarantee or weight nothing is throttled on a host with free CPU: held back then counts the periods
-    with usage above the limit, in which other jobs could have taken the CPU.
-    """
+    with usage above the limit, in which other jobs could have taken the CPU."""
     if (trace is None) == (shape is None):
         raise UsageError("simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help")
     if seed is not None and shape is None:
@@ -269,8 +266,7 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
       printf 'time_s,usage_cores\\n0,0\\n1,0.5\\n2,0.5\\n' > trace.csv
       cpumond replay trace.csv --cpu-limit 10
       cpumond replay trace.csv --cpu-limit 10 --set vote_window_size=7 --format json
-      cpumond replay trace.csv --cpu-limit 10 --set limit_rule=peak
-    """
+      cpumond replay trace.csv --cpu-limit 10 --set limit_rule=peak"""
     settings = read_settings(assignments)
     rows = parse_trace(read_lines(file), format_source(file))
     if format_ == "csv":

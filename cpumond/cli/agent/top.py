@@ -63,8 +63,7 @@ def top_command(
     frame.
 
     With --cluster: keys p, o, n show pools, operations, nodes; u, d, s, a sort by usage, demand, share, name; q quits.
-    Without a terminal it prints one frame.
-    """
+    Without a terminal it prints one frame."""
     source = click.get_current_context().get_parameter_source("url")
     is_of_cluster = cluster or source is ParameterSource.COMMANDLINE
     sorts: Collection[str] = CLUSTER_SORTS if is_of_cluster else SORTS

@@ -26,8 +26,7 @@ def read_settings_of_rules(
 ) -> list[MonitorSettings]:
     """Return the settings of ``--set`` for each of ``rules``; if this is empty, for the rule of ``--set``.
 
-    Warns of options in ``unused`` (option -> where it has no effect), and options without effect under all settings.
-    """
+    Warns of options in ``unused`` (option -> where it has no effect), and options without effect under all settings."""
     layer = parse_assignments(assignments)
     found = [_convert({**layer, "limit_rule": rule}) for rule in rules] or [_convert(layer)]
     for key in layer:
@@ -49,8 +48,7 @@ def read_lines(path: str) -> Iterator[str]:
     """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
 
     A line is split into pieces of at most MAX_LINE_CHARS + 1 characters, so memory stays bounded. Raises AccessError
-    for missing rights, UnavailableError for any other failure to read.
-    """
+    for missing rights, UnavailableError for any other failure to read."""
     with naming_unreadable(path, "a trace"):
         if path == "-":
             if isinstance(sys.stdin, io.TextIOWrapper):

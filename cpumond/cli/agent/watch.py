@@ -77,8 +77,7 @@ def dry_run_command(
     settle if the job went on like that. Needs no configuration and no running agent.
 
     A burst that is shorter than a check is seen as its mean, so it may be throttled more than this shows. To try the
-    other rule: --set limit_rule=peak.
-    """
+    other rule: --set limit_rule=peak."""
     settings = read_settings(assignments)
     hierarchies = open_hierarchies()
     with contextlib.closing(_open(hierarchies, path)) as cgroup:
@@ -124,8 +123,7 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
     """Record a trace of a live cgroup for `cpumond replay`.
 
     Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio if the kernel reports
-    pressure (PSI). It has the input of both limit rules; it cannot show how much a throttled job would have used.
-    """
+    pressure (PSI). It has the input of both limit rules; it cannot show how much a throttled job would have used."""
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
     with contextlib.closing(_open(open_hierarchies(), path)) as cgroup:
@@ -242,8 +240,7 @@ def _format_about(seconds: float) -> str:
 class DryRunCheck(msgspec.Struct, frozen=True):
     """A line of ``dry-run --json``: one check, ``time_s`` after the first; cores, ratios in [0, 1].
 
-    ``smoothed_cores`` and ``votes_sum`` are None until there is a value; ``decision``: of the limit rule.
-    """
+    ``smoothed_cores`` and ``votes_sum`` are None until there is a value; ``decision``: of the limit rule."""
 
     time_s: float
     usage_cores: float | None
@@ -259,8 +256,7 @@ class DryRunSums(msgspec.Struct):
     """Sums of a dry run, in core-seconds, cores and seconds.
 
     ``short_cpu_s``: usage above the limit that would have been set. ``steady_...``: the limit that this usage leads to,
-    None if unknown.
-    """
+    None if unknown."""
 
     seconds: float
     ordered_cpu_s: float

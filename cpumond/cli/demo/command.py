@@ -27,8 +27,7 @@ def demo_command(duration_s: float, actuator: Lever, as_json: bool) -> int:
     simulation requests the whole node and sleeps most of the time. render and the short frames run on the CPU that it
     does not use, until it wakes up. With guarantees it gets its CPU at once, because the others are in the idle class;
     with quotas when its quota is raised. The demo ends with a summary and removes everything it made, also after Ctrl-C
-    or when its terminal is closed.
-    """
+    or when its terminal is closed."""
     from cpumond.cli.demo.run import run_demo
 
     return run_demo(duration_s, actuator, as_json)

@@ -36,8 +36,7 @@ def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
 def make_place(name: str) -> CgroupPlace:
     """Create the cgroup ``name``PID. On v2 this may restart the command in a systemd scope.
 
-    Leftovers of dead processes under that name are removed. Raises UnavailableError if no cgroup can be created.
-    """
+    Leftovers of dead processes under that name are removed. Raises UnavailableError if no cgroup can be created."""
     from cgroupspy.nodes import Node
 
     for prefix in (name, RUN_PREFIX):
@@ -61,8 +60,7 @@ def make_place(name: str) -> CgroupPlace:
 def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
     """Return the delegated scope that has this process in a leaf, and cpu enabled for its other children.
 
-    Outside of a scope the command restarts in a transient one, if granted. Raises UnavailableError.
-    """
+    Outside of a scope the command restarts in a transient one, if granted. Raises UnavailableError."""
     from cgroupspy.nodes import Node
 
     if os.environ.get(SCOPE_GUARD):

@@ -31,8 +31,7 @@ class PlainKernel:
 
     Quotas are not enforced: a process that uses more than ``cpu.max`` is counted as throttled, and continues. Only the
     first process of a job is counted, with all its threads. Entering the context starts a thread that counts every
-    ``step_s``.
-    """
+    ``step_s``."""
 
     def __init__(self, root: str, step_s: float = 0.1) -> None:
         self.top = os.path.join(root, "cgroup")

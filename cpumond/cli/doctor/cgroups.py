@@ -191,8 +191,7 @@ def check_limit_files(
     bursts.
 
     If none of the directories exist, ``others`` show the kernel's offer. Directories in ``units`` belong to systemd,
-    which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``.
-    """
+    which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``."""
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
 

@@ -1,8 +1,7 @@
 """``cpumond doctor``: the capabilities of this host, and advice about missing ones.
 
 ``list_checks`` lists all checks in order: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``,
-on the facts of ``Subject`` and ``host``.
-"""
+on the facts of ``Subject`` and ``host``."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def doctor_command(config_path: str, as_json: bool) -> int:
     """Report what this host supports, and how to add what is missing.
 
     It only reads: nothing is written, no lock is taken. Without root it reports what it could not see. The exit code is
-    0 if nothing failed, 69 if a check failed, 78 if the configuration is wrong.
-    """
+    0 if nothing failed, 69 if a check failed, 78 if the configuration is wrong."""
     findings = examine(config_path, is_given("config_path"))
     code = choose_exit_code(findings)
     if as_json:

@@ -1,7 +1,6 @@
 """The facts of the host for ``cpumond doctor``: processes, locks, kernel limits, systemd, addresses.
 
-Nothing is written and no lock is taken. Facts that this user may not see are left out.
-"""
+Nothing is written and no lock is taken. Facts that this user may not see are left out."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class BusSeen(msgspec.Struct, frozen=True):
     """The facts that decide whether the agent may set properties of units.
 
     ``account``: the agent's user; ``rules``: files with polkit rules about units that name it; ``hidden_rules``: files
-    and directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules.
-    """
+    and directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules."""
 
     account: str
     is_root: bool
@@ -97,8 +95,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    On btrfs and overlayfs /proc/locks has a different device; there the inode and the file's ``told_pid`` decide.
-    """
+    On btrfs and overlayfs /proc/locks has a different device; there the inode and the file's ``told_pid`` decide."""
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
         fields = line.split()
@@ -204,8 +201,7 @@ def read_mounts() -> dict[str, str]:
 def find_polkit_problem() -> str:
     """The reason why an installed polkit does not apply its rules, as a clause; "" if it does, or will once started.
 
-    A running polkit reports the name of its backend; a polkit that does not run is not started for this.
-    """
+    A running polkit reports the name of its backend; a polkit that does not run is not started for this."""
     loaded = _read_property(POLKIT_UNIT, "LoadState")
     if loaded == "masked":
         return f"{POLKIT_UNIT} is masked"

@@ -1,7 +1,6 @@
 """Checks of ``cpumond doctor``: systemd's units and other managers of cgroups.
 
-Each takes the facts it examines and returns findings; nothing is changed.
-"""
+Each takes the facts it examines and returns findings; nothing is changed."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
     """Check that limits of units can be set through systemd (SetUnitProperties), which keeps them at daemon-reload.
 
     ``paths``: of the jobs. ``are_expected``: a source looks for units, even if no unit runs now. Only services and
-    scopes count: the polkit rule does not allow slices.
-    """
+    scopes count: the polkit rule does not allow slices."""
     units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})
     check = "unit limits"
     if not (units or are_expected):
@@ -84,8 +82,7 @@ def check_owners(
     """Find cgroups that are neither a unit nor in a delegated subtree.
 
     ``paths`` are relative; ``is_delegated`` is called for each of them and the cgroups above; cgroups below
-    ``own_roots`` belong to the executor and are left out.
-    """
+    ``own_roots`` belong to the executor and are left out."""
     paths = [path for path in paths if not any(path == own or path.startswith(own + "/") for own in own_roots)]
     findings = []
     inside = [(path, unit) for path in paths if not unit_of(path) and (unit := _unit_above(path))]

@@ -87,8 +87,7 @@ def fair_share_command(
 
     \b
     With `simulate` as the first argument, a tree over time (a file of that name is ./simulate):
-      cpumond fair-share simulate --help
-    """
+      cpumond fair-share simulate --help"""
     updater = FairShareUpdater()
     for update in _collecting_between(read_updates(file, SCHEDULER_OPTIONS if as_scheduler else DEFAULT_OPTIONS)):
         if element is not None:

@@ -1,8 +1,7 @@
 """Input of ``fair-share``: a pool tree as one JSON object, or one object per line, turned into updates.
 
 The form of input is described in ``cpumond fair-share --help``; null and absent both mean "not set". Every mistake
-becomes one sentence with file, line, element and key.
-"""
+becomes one sentence with file, line, element and key."""
 
 from __future__ import annotations
 
@@ -175,8 +174,7 @@ class InputReader:
     """Reads the updates of one tree, one after another.
 
     An element that equals the one in the update before is returned as the identical object, which ``FairShareUpdater``
-    recognises without comparing fields.
-    """
+    recognises without comparing fields."""
 
     def __init__(self, options: Options = DEFAULT_OPTIONS) -> None:
         """``options``: values for the options that an update does not set."""
@@ -188,8 +186,7 @@ class InputReader:
     def read(self, data: bytes) -> UpdateInput:
         """Return the validated update that one JSON object describes.
 
-        Raises FairShareInputError with a sentence that names element and key.
-        """
+        Raises FairShareInputError with a sentence that names element and key."""
         try:
             form = self._decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -315,8 +312,7 @@ def _describe_syntax(data: bytes, message: str) -> str:
 def _refuse_form(data: bytes, message: str) -> NoReturn:
     """Raise the sentence for a value of the wrong form.
 
-    ``message`` is the decoder's, for example "Expected `float`, got `str` - at `$.pools[3].weight`".
-    """
+    ``message`` is the decoder's, for example "Expected `float`, got `str` - at `$.pools[3].weight`"."""
     problem, _, tail = message.rpartition(" - at `")
     path = tail.removesuffix("`")
     if not path.startswith("$"):
@@ -382,8 +378,7 @@ def read_updates(path: str, options: Options = DEFAULT_OPTIONS) -> Iterator[Upda
     ``InputReader``.
 
     A file is one JSON object over any number of lines, or one object per line. Raises AccessError for missing rights,
-    UnavailableError for other read errors, FairShareInputError (file, line, element, key) for invalid input.
-    """
+    UnavailableError for other read errors, FairShareInputError (file, line, element, key) for invalid input."""
     name = "standard input" if path == "-" else path
     reader, is_empty = InputReader(options), True
     with open_input(path, "a JSON file") as file:

@@ -123,8 +123,7 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
 
     \b
     Example:
-      cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html
-    """
+      cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html"""
     scenario = read_scenario(file)
     # Errors in the guarantees of a tree do not depend on the demand, so they are reported once.
     for error in fair_share_update(scenario.snapshot, 0.0, None).errors:
@@ -147,8 +146,7 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
 def read_scenario(path: str) -> Scenario:
     """Read the scenario of a file, or of standard input for ``-``.
 
-    Raises AccessError for missing rights, UnavailableError if unreadable, ConfigError (file, element, key).
-    """
+    Raises AccessError for missing rights, UnavailableError if unreadable, ConfigError (file, element, key)."""
     with open_input(path, "a scenario") as file:
         data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
     return parse_scenario(data, "standard input" if path == "-" else path)
@@ -157,8 +155,7 @@ def read_scenario(path: str) -> Scenario:
 def parse_scenario(data: bytes, name: str) -> Scenario:
     """Parse the scenario of TOML text, or of JSON text if its first character that is not blank is ``{``.
 
-    ``name`` stands for the file in messages. Raises ConfigError (file, element, key, what is expected).
-    """
+    ``name`` stands for the file in messages. Raises ConfigError (file, element, key, what is expected)."""
     try:
         scenario = _make_scenario(_parse_table(data), name)
         check_script(scenario)

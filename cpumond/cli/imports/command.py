@@ -48,8 +48,7 @@ def import_command(
     slurm     output of `sacctmgr dump CLUSTER` or `sacctmgr -P show assoc tree`, slurm.conf, `sacctmgr -P show qos`
     yarn      fair-scheduler.xml or capacity-scheduler.xml, yarn-site.xml
     yunikorn  queues.yaml
-    kueue     ClusterQueues, Cohorts, LocalQueues, ResourceFlavors: files, or `kubectl get ... -o yaml`
-    """
+    kueue     ClusterQueues, Cohorts, LocalQueues, ResourceFlavors: files, or `kubectl get ... -o yaml`"""
     from cpumond.cli.imports.making import read_total
 
     try:

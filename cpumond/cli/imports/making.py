@@ -74,8 +74,7 @@ class Making:
 
     ``split``: parses resources and amounts, ``read_s``: parses a duration, both in the foreign notation. ``defaults``:
     options of pools that set none, their ``mode`` only without children. ``beside``: pools whose guarantee is added to
-    those of the pools below. ``above``: pool -> resource -> amount that the pool may have above its guarantee.
-    """
+    those of the pools below. ``above``: pool -> resource -> amount that the pool may have above its guarantee."""
 
     table: str
     total: Mapping[str, float]
@@ -119,8 +118,7 @@ class Making:
     def set_option(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
         """Put the meaning of an option into ``target``, the options of a pool or tree; note what cannot be expressed.
 
-        ``resource``: the resource of the amount ``value``, if it has only one.
-        """
+        ``resource``: the resource of the amount ``value``, if it has only one."""
         row = find_option(self.table, place, name, value)
         if row is None:
             self.note("not known", name, "no option that is known here; it was ignored", at, value)

@@ -1,7 +1,6 @@
 """The tree options for each option of Slurm, YARN, YuniKorn and Kueue: the lines of ``options.txt``.
 
-The readers use them to put options into pools; the tables of ``docs/coming-from.md`` are generated from them.
-"""
+The readers use them to put options into pools; the tables of ``docs/coming-from.md`` are generated from them."""
 
 from __future__ import annotations
 

@@ -81,8 +81,7 @@ def read_xml(text: str, file: str) -> tuple[str, Table]:
     """Return the name of the root, and its content: elements of ``LISTS`` as tables with name and type, all others as
     texts or tables.
 
-    A DOCTYPE is refused, because an entity may expand to gigabytes, or to a file.
-    """
+    A DOCTYPE is refused, because an entity may expand to gigabytes, or to a file."""
     parser = expat.ParserCreate("utf-8")  # whatever encoding the text declares, because it was decoded already
     top: dict[str, Any] = {}
     lines: dict[Path, int] = {}

@@ -1,8 +1,7 @@
 """``cpumond kubernetes publish``: offer the CPU that agents reclaimed as an extended resource of their nodes.
 
 One instance runs in a cluster. It sends requests to each agent in the agent's pod, and is the safeguard as well: a node
-whose agent does not answer, or is not ready, offers nothing. No agent may change anything in the API server.
-"""
+whose agent does not answer, or is not ready, offers nothing. No agent may change anything in the API server."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def is_same(quantity: str | None, offer: int) -> bool:
 class KubernetesApi:
     """Client of the cluster's API server: lists pods and nodes, writes a node's figure. Its methods raise CpumondError.
 
-    ``account``: the folder with ``token`` and ``ca.crt`` of a service account.
-    """
+    ``account``: the folder with ``token`` and ``ca.crt`` of a service account."""
 
     def __init__(self, url: str, account: str) -> None:
         import httpx2
@@ -253,8 +251,7 @@ def publish_command(
 ) -> None:
     """Keep the extended resource cpumond.io/reclaimed-cpu of all nodes equal to the CPU that their agents reclaimed.
 
-    It is in thousandths of a core. A node whose agent is not ready offers none, and after SIGTERM no node does.
-    """
+    It is in thousandths of a core. A node whose agent is not ready offers none, and after SIGTERM no node does."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if not (url or host):
         raise UsageError(

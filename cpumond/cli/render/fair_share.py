@@ -2,8 +2,7 @@
 
 Pure. Each pool with an integral guarantee gets two graphs over one time axis: allocation and demand against the
 guarantee, and accumulated volume against the capacity. Rows are thinned as they arrive: memory grows with the number of
-drawn pools, not with the length of the simulation.
-"""
+drawn pools, not with the length of the simulation."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class _Pool:
 def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_resource: str) -> str:
     """Return the page for the rows of a simulation up to ``until_s`` seconds.
 
-    ``title`` is the heading; ``main_resource``, of RESOURCES, that of the amounts in the rows. Names are escaped.
-    """
+    ``title`` is the heading; ``main_resource``, of RESOURCES, that of the amounts in the rows. Names are escaped."""
     end_s = until_s or 1.0  # a simulation of one moment is drawn as one second
     pools: dict[str, _Pool] = {}
     last: dict[str, SimulationRow] = {}

@@ -2,8 +2,7 @@
 
 Text is shortened, and columns are left out by rank. If even the columns of rank 0 do not fit, each row becomes lines of
 ``heading: value``. Ids, names and numbers are never truncated or broken. Widths are columns of the terminal: a wide
-character takes two.
-"""
+character takes two."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Column(Generic[Item]):
 
     ``rank``: rank 0 stays at any width; of the other columns the one with the highest rank is left out first.
     ``least``: width to which the text may be shortened, 0 for never: ids, names and numbers. ``folds``: text of the
-    last column continues in lines below instead. ``read``: returns an item's cell, for tables of items.
-    """
+    last column continues in lines below instead. ``read``: returns an item's cell, for tables of items."""
 
     heading: str
     rank: int = 0
@@ -179,8 +177,7 @@ def draw_grid(
 ) -> tuple[str, list[str]]:
     """The table as text without a newline at its end, and the headings that were left out.
 
-    ``width`` None: as wide as needed.
-    """
+    ``width`` None: as wide as needed."""
     cells = [[_split(cell) for cell in row] for row in rows]
     columns = [
         dataclasses.replace(

@@ -1,7 +1,6 @@
 """Pages that commands write: one file that needs no network, with the style and graphs of the web pages in it.
 
-Tables and sentences need no script; each graph has a sentence in its place until it is drawn.
-"""
+Tables and sentences need no script; each graph has a sentence in its place until it is drawn."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Page:
     ) -> None:
         """Add a graph, with options as in ``chart.js``; where no script runs, the sentence ``said`` is shown instead.
 
-        A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``.
-        """
+        A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``."""
         self._parts.append(
             f'<section class="card"><figure class="chart" data-chart="{len(self._charts)}">'
             f'<figcaption class="chart-title">{html.escape(title)}</figcaption>'

@@ -1,7 +1,6 @@
 """Output of ``status``, ``top``, ``job list`` and ``pin``, and helpers for tables of all commands.
 
-Functions from the agent's answers to text, pure but for the clock. ``width`` None (a pipe): no line is shortened.
-"""
+Functions from the agent's answers to text, pure but for the clock. ``width`` None (a pipe): no line is shortened."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ _COMMA: Final = re.compile(r'("(?:[^"\\]|\\.)*")|,')
 def read_value(text: str) -> Any:
     """Parse a value of the command line: JSON, else TOML like {cpu = 1}, else a dictionary or list in YSON, else text.
 
-    "" is None. In YSON commas may replace semicolons.
-    """
+    "" is None. In YSON commas may replace semicolons."""
     stripped = text.strip()
     if not stripped:
         return None

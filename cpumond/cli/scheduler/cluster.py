@@ -44,8 +44,7 @@ def cluster_command(
 ) -> None:
     """Run a scheduler, or several, and some agents with real jobs on this machine, until Ctrl-C.
 
-    Each agent is a node with its own cgroups. At the end all its processes, jobs and cgroups are removed.
-    """
+    Each agent is a node with its own cgroups. At the end all its processes, jobs and cgroups are removed."""
     from cpumond.cli.demo.host import make_directory, make_place, stop_on_signals
     from cpumond.cluster import CLUSTER_PREFIX, Cluster
 

@@ -49,8 +49,7 @@ _filters = combine(
 def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
     """Show events of pools, nodes and operations, the newest first.
 
-    With --json one line of JSON per event.
-    """
+    With --json one line of JSON per event."""
     _list(client, "/events", EventList, query, follow, takes_all)
 
 
@@ -166,8 +165,7 @@ def _as_cell(value: Any) -> Any:
 def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: bool) -> None:
     """Undo a change of pools or trees, by its number in `cpumond events`.
 
-    An undo never overwrites a later change: it is refused and names that change. An undo can be undone, too.
-    """
+    An undo never overwrites a later change: it is refused and names that change. An undo can be undone, too."""
     command = {"type": "UndoChange", "number": number}
     if plan_only:
         content = client.request("POST", "/plan", command)

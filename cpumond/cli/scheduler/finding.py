@@ -1,7 +1,6 @@
 """Names on the command line: unique beginnings of ids and titles, ``-`` for the newest, and completion in a shell.
 
-A parameter of a ``Named`` type is resolved before the command begins; an ambiguous one ends it with the candidates.
-"""
+A parameter of a ``Named`` type is resolved before the command begins; an ambiguous one ends it with the candidates."""
 
 from __future__ import annotations
 

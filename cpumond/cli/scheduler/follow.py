@@ -1,7 +1,6 @@
 """Follow the output of an operation's jobs: every byte that their nodes keep, each once.
 
-Nodes answer between two heartbeats, so several logs are read at a time, each from where the last answer ended.
-"""
+Nodes answer between two heartbeats, so several logs are read at a time, each from where the last answer ended."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class _Piece:
 class Follower:
     """Follows the output of one operation's jobs. ``report`` gets sentences about what happens to the jobs.
 
-    ``jobs``: only these; None: all, also later ones. ``tail_bytes``: bytes of existing output to show, None for all.
-    """
+    ``jobs``: only these; None: all, also later ones. ``tail_bytes``: bytes of existing output to show, None for all."""
 
     client: SchedulerClient
     operation: str
@@ -112,8 +110,7 @@ class Follower:
     def step(self) -> bool:
         """Request due logs and write new output. Return whether all is over: the operation, its jobs and their logs.
 
-        Raises CpumondError if the operation is no longer known, or the scheduler is away for too long.
-        """
+        Raises CpumondError if the operation is no longer known, or the scheduler is away for too long."""
         now = time.monotonic()
         if now >= self._poll_at_s:
             self._poll()

@@ -46,8 +46,7 @@ def when_command(client: SchedulerClient, operation: str) -> None:
     """Predict when an operation starts and ends: the range of eight out of ten simulations of the scheduler's state.
 
     The simulations draw arrivals, run times and reclaimed CPU from measurements. Exit code 75: there is no forecast
-    yet.
-    """
+    yet."""
     found = client.fetch(f"/operations/{quote_name(operation)}/when", Forecast)
     now = time.time()
     for line in describe_forecast(found, now):
@@ -96,8 +95,7 @@ def format_start(first: float | None, middle: float | None, last: float | None, 
 def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
     """Simulate the start of an operation: when it would start, and which operations would wait longer or be stopped.
 
-    Nothing is started. Run times are the usual ones of similar operations. Ctrl-C ends it.
-    """
+    Nothing is started. Run times are the usual ones of similar operations. Ctrl-C ends it."""
     print_simulation(client, {"spec": spec})
 
 

@@ -2,8 +2,7 @@
 
 Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for objects that exist already or are
 too many (409), 78 for wrong values (400, 413, 422), 67 for an operation, pool, node or job that does not exist (404),
-75 for answers that are not available yet, 69 for a failing scheduler (5xx).
-"""
+75 for answers that are not available yet, 69 for a failing scheduler (5xx)."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class SchedulerClient:
 
     ``urls``: the address of the scheduler, or of each of several of which one leads; the leader is found. During a
     take-over requests wait up to ``patience_s`` seconds for the next leader. ``ca_file``: the authority that signed the
-    scheduler's certificate, "" for those the system trusts.
-    """
+    scheduler's certificate, "" for those the system trusts."""
 
     def __init__(
         self,
@@ -135,8 +133,7 @@ class SchedulerClient:
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
         """Content of a successful answer to ``/api/v1`` + ``path``: JSON, except for logs.
 
-        Raises UnavailableError if no scheduler answers, SchedulerRefusedError for an error answer.
-        """
+        Raises UnavailableError if no scheduler answers, SchedulerRefusedError for an error answer."""
         return self.exchange(method, path, body, query)[0]
 
     def exchange(
@@ -145,8 +142,7 @@ class SchedulerClient:
         """Return the content of ``request`` and the headers of the answer by case-insensitive names.
 
         A change is sent to the next address only if the scheduler at the last one has certainly not made it. If the
-        answer was lost, the change is sent again with the same Idempotency-Key, to a scheduler that supports these.
-        """
+        answer was lost, the change is sent again with the same Idempotency-Key, to a scheduler that supports these."""
         content = None if body is None else _encode(body)
         headers = {} if method == "GET" else {"Idempotency-Key": str(uuid.uuid4())}
         end_s, found_standby = time.monotonic() + self.patience_s, False
@@ -269,8 +265,7 @@ class SchedulerClient:
     def fetch(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None, rows: str | None = None) -> Kind:
         """The answer to GET as a value for people; for JSON or CSV it is printed, and the command ends.
 
-        ``rows`` as in ``print_json``.
-        """
+        ``rows`` as in ``print_json``."""
         content = self.request("GET", path, query=query)
         if self.as_json:
             print_json_and_end(content, kind, rows)
@@ -279,8 +274,7 @@ class SchedulerClient:
     def fetch_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
         """Answer to GET for a list in pages, like ``fetch``; a warning gives the number of ``what`` that are left out.
 
-        ``rows``: the field with the items. ``query`` has ``limit``, None for all.
-        """
+        ``rows``: the field with the items. ``query`` has ``limit``, None for all."""
         whole: dict[str, Any] = {rows: [], "next": ""}
         limit = query["limit"]
         while whole["next"] is not None and (limit is None or len(whole[rows]) < limit):
@@ -418,8 +412,7 @@ def read_url(text: str) -> str:
 def read_token(token: str | None, token_file: str | None) -> str:
     """The token: ``token``, else the content of ``token_file``, else of DEFAULT_TOKEN_FILE if it exists, else "".
 
-    Raises UsageError, ConfigError or AccessError.
-    """
+    Raises UsageError, ConfigError or AccessError."""
     where = "--token"
     if not token:
         where = os.path.expanduser(token_file or DEFAULT_TOKEN_FILE)

@@ -173,8 +173,7 @@ def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
 def tag_command(client: SchedulerClient, node: str, tags: tuple[str, ...], remove: tuple[str, ...], why: str) -> None:
     """Give a node tags for nodes_filter and scheduling_tag_filter, in addition to those of its agent's configuration.
 
-    They stay until they are removed. Jobs continue, except those of a tree that the node leaves.
-    """
+    They stay until they are removed. Jobs continue, except those of a tree that the node leaves."""
     if not tags and not remove:
         raise UsageError("nothing to change; give tags, or --remove TAG")
     body = {"add": tags, "remove": remove, "why": why}
@@ -203,8 +202,7 @@ def drain_command(
     """Start no more jobs on a node, stop its jobs, and wait until it is empty.
 
     The jobs are interrupted, interruptible ones first, and start again on other nodes with free resources. `cpumond
-    node uncordon` reverts it.
-    """
+    node uncordon` reverts it."""
     if is_plan:
         if why or graceful or timeout_s is not None or not waits:
             raise UsageError("--plan changes nothing, so no other option has an effect; leave them out")

@@ -82,8 +82,7 @@ def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> No
 
     Each job requests --cpu-limit cores and --memory bytes of one node. With --job-count 100 the jobs find the numbers 0
     to 99 in YT_JOB_COOKIE, and a restarted job keeps its number: `cpumond operation start --job-count 100 -- sh -c
-    'process part-$YT_JOB_COOKIE'`.
-    """
+    'process part-$YT_JOB_COOKIE'`."""
     content = client.request("POST", "/operations", {"spec": spec})
     client.print_done(content, escape(client.decode(content, Done).id))
 
@@ -274,8 +273,7 @@ def operation_why_command(client: SchedulerClient, operation: str) -> None:
     """Explain why an operation waits, has its share, starves, or has lost jobs.
 
     Pending: its place in the queue, and the pool that is full. Running: its fair share and what bounds it, the limits
-    above it, whether it starves, why no more of its jobs start. Finished: how and why.
-    """
+    above it, whether it starves, why no more of its jobs start. Finished: how and why."""
     answer = client.fetch(operation_path(operation, "why"), OperationAnswer)
     for line in answer.lines:
         print_text(escape(line), "  ")
@@ -342,8 +340,7 @@ def operation_set_command(
 def operation_patch_command(client: SchedulerClient, operation: str, assignments: tuple[str, ...]) -> None:
     """Change max_failed_job_count and tasks/NAME/job_count of a live operation: either all given values or none.
 
-    If job_count is lowered, completed jobs count towards it first, and excess running jobs are aborted.
-    """
+    If job_count is lowered, completed jobs count towards it first, and excess running jobs are aborted."""
     edits = read_edits([each.removeprefix("/") for each in assignments])
     patches = [
         {"path": "".join(f"/{escape_literal(key)}" for key in edit["path"]), "value": edit["value"]} for edit in edits
@@ -388,8 +385,7 @@ def log_command(
 
     JOB is the id of a running or ended job; default: the one that started last, with --follow all jobs, including those
     started later. A node keeps logs for a day unless configured otherwise. On a terminal control characters are made
-    visible.
-    """
+    visible."""
     if not 1 <= tail_bytes <= MAX_LOG_BYTES:
         raise UsageError(f"--tail: expected 1 to {MAX_LOG_BYTES} bytes, got {tail_bytes}")
     stream: LogStream = "stderr" if stderr else "stdout"
@@ -415,8 +411,7 @@ def log_command(
 def explain_command(client: SchedulerClient, operation: str, job: str, last: int, show_all: bool) -> None:
     """Explain why the limit of a running job has its value; the agent of its node answers.
 
-    It is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat.
-    """
+    It is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat."""
     answer = client.fetch(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
@@ -472,8 +467,7 @@ def pin_command(
 ) -> None:
     """Hold the limit of a running job until it is unpinned, or for a time.
 
-    When the command succeeds the pin is stored on the disk of the job's node and survives a restart of its agent.
-    """
+    When the command succeeds the pin is stored on the disk of the job's node and survives a restart of its agent."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     held = "all the cores it may have" if cpu_limit is None else count_cores(cpu_limit)
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {format_time(time.time() + ttl_s)}"

@@ -85,8 +85,7 @@ def plan_command(
     """Show what `cpumond tree apply FILE` would change, and the effect on every fair share; nothing is changed.
 
     If the change would be refused, it ends with the same exit code as the change, mostly 78. Users with read access
-    only see the changes, not their effect. FILE is TOML, YAML or JSON by its name, - is TOML from standard input.
-    """
+    only see the changes, not their effect. FILE is TOML, YAML or JSON by its name, - is TOML from standard input."""
     if simulates:
         if is_detailed or show_all:
             raise UsageError("--simulate shows no plan: --detailed-exitcode and --all have no effect; leave them out")
@@ -108,8 +107,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     """Make a tree and its pools match a file: all of it, or nothing.
 
     The plan is shown, and you are asked; without a terminal it needs --yes. If something changed since the plan,
-    nothing is overwritten: the change is refused. `cpumond undo` reverts it in one step.
-    """
+    nothing is overwritten: the change is refused. `cpumond undo` reverts it in one step."""
     plan, content, body = ask_plan(client, file, tree, prune)
     if not client.as_json or not plan.accepted:
         print_changes(client, plan, content)

@@ -189,8 +189,7 @@ def tree_set_command(
     """Change options of a pool tree: all of them, or none if one is refused.
 
     Values are JSON, TOML or YSON; everything else is text. KEY= removes. Keys may be paths:
-    integral_guarantees/smooth_period=30000. Times are milliseconds.
-    """
+    integral_guarantees/smooth_period=30000. Times are milliseconds."""
     check_names("tree", assignments, force)
     content = b""
     if assignments or unset or not is_default:
@@ -294,8 +293,7 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """List the pools of a tree, each below its parent.
 
     Numbers are cores. "cores" and "share" are the fair share: its CPU, and in percent of the cluster, of the resource
-    with the largest share; that resource is named unless it is CPU.
-    """
+    with the largest share; that resource is named unless it is CPU."""
     pools = client.fetch(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
     name: Column[PoolView] = column("pool", 0, lambda pool: _format_pool(pool, "  " * depths[pool.name]))
@@ -375,8 +373,7 @@ def pool_set_command(
 
     Values are JSON, TOML or YSON, for example {cpu=100} or [weight]; everything else is text. KEY= removes. Keys may be
     paths: strong_guarantee_resources/cpu=100, or with dots. For options of integral_guarantees, such as resource_flow,
-    that name may be left out. Times are milliseconds, memory bytes.
-    """
+    that name may be left out. Times are milliseconds, memory bytes."""
     check_names("pool", [expand_key(each) for each in assignments], force)
     body = {"edits": read_pool_edits(assignments, unset)}
     client.change(f"pool {escape(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
@@ -405,8 +402,7 @@ def expand_key(assignment: str) -> str:
 def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None) -> None:
     """Remove a pool. Its operations continue in an ephemeral pool of that name.
 
-    If it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
-    """
+    If it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes."""
     name = client.find_tree(tree)
     path = pool_path(name, pool)
     if not yes:
@@ -418,8 +414,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
 def _held_by(pool: PoolView) -> str:
     """What is lost or moved with a pool: ``guarantees``, ``3 operations``, both, or nothing.
 
-    Sub-pools need no check: their guarantees are covered by those of the pool (semantics.md 2.6).
-    """
+    Sub-pools need no check: their guarantees are covered by those of the pool (semantics.md 2.6)."""
     integral = pool.attributes.get(INTEGRAL, {})
     given = (
         pool.attributes.get("strong_guarantee_resources", {}),
@@ -487,8 +482,7 @@ def pool_plan_command(
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only changes are shown. If the
     change would be refused, it ends with the same exit code: 78, 77 without the rights, 67 for an unknown pool. POOL
-    may also be a file with several pools, as for `cpumond tree plan`: options that it does not set are unset.
-    """
+    may also be a file with several pools, as for `cpumond tree plan`: options that it does not set are unset."""
     if simulates and show_all:
         raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
     if is_tree_file(pool):

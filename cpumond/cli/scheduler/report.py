@@ -127,8 +127,7 @@ def report_command(
       cpumond report --tree default --pool research --top 50
       cpumond report --since 7d --output week.csv
       cpumond report --savings --price 0.03
-      cpumond report --waste --pool research
-    """
+      cpumond report --waste --pool research"""
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, as_json)
     if price is not None and math.isnan(price):

@@ -1,7 +1,6 @@
 """Rows of a report: their order, and figures computed from the scheduler's answer.
 
-Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970.
-"""
+Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Line:
 class PoolTree(ReportTree, frozen=True):
     """The part of a tree that belongs to one pool; ``left_out_operations`` are of this pool.
 
-    ``uncertain_operations``: further ones of the tree; the answer does not say whether they are of this pool.
-    """
+    ``uncertain_operations``: further ones of the tree; the answer does not say whether they are of this pool."""
 
     uncertain_operations: int = 0
 

@@ -94,8 +94,7 @@ def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, promet
 def rollout_command() -> None:
     """Set what groups of nodes may do with limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
 
-    It applies to hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration allows.
-    """
+    It applies to hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration allows."""
 
 
 def _format_stage_state(stage: Stage) -> Cell:
@@ -160,8 +159,7 @@ def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None
     """Let nodes whose tags match FILTER (a formula as in nodes_filter, %true for all) do at most LEVEL.
 
     An increase goes to a canary first. It is reverted automatically if it is too late, meets writes of other programs
-    or has errors; `cpumond rollout advance` lets all nodes follow.
-    """
+    or has errors; `cpumond rollout advance` lets all nodes follow."""
     budget = {name: stage.pop(name) for name in Budget.__struct_fields__}
     body = given({**stage, "budget": budget})
     content = client.request("POST", "/rollout/plan", body)

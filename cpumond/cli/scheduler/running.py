@@ -52,8 +52,7 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
 
     Exit code: 0 completed; the code of the first failed job, 1 if it failed without one; 2 aborted by another user; 128
     plus the number of the signal that ended it here (141, and the operation is aborted, if the reader of its output has
-    gone). 69, and it is aborted, if no node could hold one of its jobs even when empty, unless --wait is given.
-    """
+    gone). 69, and it is aborted, if no node could hold one of its jobs even when empty, unless --wait is given."""
     spec = {"max_failed_job_count": 1, **spec}
     with ended_by([signal.SIGINT, signal.SIGTERM], leave_at_second=True) as ending:
         run = _Run(client, ending, waits)
@@ -225,8 +224,7 @@ def wait_command(
     """Wait until operations have ended, or are running.
 
     Exit code: 0 when all have completed (or run), 1 when one failed, 2 when one was aborted, 75 when the time-out came
-    first, 67 for an operation that does not exist.
-    """
+    first, 67 for an operation that does not exist."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     waiting, done = dict.fromkeys(operations), list[Waited]()
     while True:

@@ -25,8 +25,7 @@ from cpumond.scheduler.program.config import DEFAULT_SCHEDULER_CONFIG_PATH, load
 def scheduler_command(config_path: str | None, check: bool, new_store: bool, time_scale: float) -> int:
     """Run the scheduler: pools, fair share, preemption; for agents, `yt`, and `cpumond pool|operation|node|tree`.
 
-    SIGTERM and SIGINT end it; every acknowledged change is in its database.
-    """
+    SIGTERM and SIGINT end it; every acknowledged change is in its database."""
     if not math.isfinite(time_scale):
         raise UsageError(f"--time-scale: must be a finite number, got {time_scale}")
     if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):

@@ -212,8 +212,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_document(path: str) -> dict[str, Any]:
     """Read a map in TOML, YAML, JSON or YSON, by the ending of its name or, for standard input (-), by its content.
 
-    Raises ConfigError, AccessError or UnavailableError.
-    """
+    Raises ConfigError, AccessError or UnavailableError."""
     name = "standard input" if path == "-" else path
     with open_input(path, "a specification") as file:
         content = file.read()

@@ -27,8 +27,7 @@ def copy(source: str, destination: str) -> None:
 
     A store is the path of a SQLite database (state_dir/scheduler.db) or the conninfo of a PostgreSQL database: libpq's
     key=value words or URL. Stop all schedulers on both first. The history is a file beside each scheduler and stays
-    there. The source is not changed.
-    """
+    there. The source is not changed."""
     from cpumond.scheduler.store.copying import copy_store
 
     progress = ProgressLine()

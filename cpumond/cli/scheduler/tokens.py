@@ -23,8 +23,7 @@ def token_command() -> None:
     """Tokens of users, nodes and proxies: create, list, revoke. Changes apply at once, also in a running scheduler.
 
     An administrator creates and revokes any token; other users only their own, in their own name and with no more
-    rights than they have. The scheduler stores only hashes.
-    """
+    rights than they have. The scheduler stores only hashes."""
 
 
 @token_command.command("create", epilog="Example: cpumond token create n17 --role node --node-pattern n17 >token")
@@ -46,8 +45,7 @@ def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
 
     Groups that you put into a token of your own hold as long as you are in them: as long as the scheduler's [groups],
     or the token that you create it with, say so. A token made from an account or a user of a proxy that cannot be
-    checked later ends after 30 days.
-    """
+    checked later ends after 30 days."""
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
     end = "until it is revoked" if made.expires_at is None else f"until {format_time(made.expires_at)}"

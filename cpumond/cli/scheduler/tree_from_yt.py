@@ -25,8 +25,7 @@ def read_yt_tree(text: str, name: str) -> TreeTables:
     """Convert a tree in YSON to tables; messages contain the ``name`` of its file. Raises ConfigError.
 
     Attributes that every pool has by itself, empty ones and defaults are left out; unknown attributes are kept. Options
-    that YTsaurus has for all trees, but that a tree here may lack, are written.
-    """
+    that YTsaurus has for all trees, but that a tree here may lack, are written."""
     try:
         attributes, pools = _split(read_yson_text(text))
     except YtError as error:

@@ -32,8 +32,7 @@ def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> 
     """Explain why CPU is idle while operations wait: what blocks how many cores, and what to change.
 
     Each change is listed with the cores on which it alone would start work; check its other effects with `cpumond pool
-    plan` before you make it. With POOL: only causes that concern that pool.
-    """
+    plan` before you make it. With POOL: only causes that concern that pool."""
     path = f"/trees/{quote_name(client.find_tree(tree))}/why"
     report = client.fetch(path, IdleReport, given({"pool": pool}), "causes")
     print_text(escape(report.sentence))

@@ -63,8 +63,7 @@ class Cgroup:
     renamed one (v1) keeps it. (The ctime is no identity, because setting an xattr changes it.) All reads and writes
     here concern this identity, whatever the cgroup's name is and whatever is mounted over it. ``stat_fd`` is the
     descriptor of its cpu.stat, ``usage_fd`` that of the file with its CPU time; both are for looks at many cgroups.
-    ``DESCRIPTORS`` is the number of descriptors it holds, without the one for pressure.
-    """
+    ``DESCRIPTORS`` is the number of descriptors it holds, without the one for pressure."""
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
     DESCRIPTORS: ClassVar[int]
@@ -226,8 +225,7 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
 
     They are relative to the hierarchy of the cpu controller at ``root``. They are looked up once; the root and unknown
     cgroups are left out. A process in its own cgroup namespace sees a path that does not exist in a hierarchy mounted
-    by the host: then its cgroup is searched by its PID.
-    """
+    by the host: then its cgroup is searched by its PID."""
     key = (read_identity(root), proc)
     if key not in _VITAL:
         found: dict[str, str] = {}

@@ -30,8 +30,7 @@ class CgroupFinder:
         """Return the path of the cgroup that was at ``path``; None if it is gone.
 
         A rename keeps a cgroup under its parent, which may have been renamed, too. Raises UnknownLimitsError if the
-        hierarchy, or a part of it with ``path``, is not visible.
-        """
+        hierarchy, or a part of it with ``path``, is not visible."""
         if not self._proves_gone:
             raise self._complain(path, "")
         if self.is_at(path, inode):

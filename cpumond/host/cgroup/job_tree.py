@@ -7,8 +7,7 @@ escapes its ``cgroup.kill``.
 Ordinary jobs are in ``root``, jobs on reclaimed CPU in the idle class (``idle``), a child of the hierarchies' root. An
 agent confined to a delegated ``root`` cannot create that child, so its class is below ``root``. Then these jobs yield
 only to the agent's other jobs, while ``root`` has the weight that its owner gave it. This is not an idle class of the
-host and is reported as none.
-"""
+host and is reported as none."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class JobCgroupTree:
 
     ``root`` (relative, "" = the hierarchies' own root) and the idle class are created if missing and never removed. On
     v2 they must have no processes. A tree of plain files is supported in part: forked processes are not seen there. The
-    place of a job is looked up each time, so a different object with this ``root`` also finds the job.
-    """
+    place of a job is looked up each time, so a different object with this ``root`` also finds the job."""
 
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
         self.hierarchies = hierarchies
@@ -139,8 +137,7 @@ class JobCgroupTree:
         ``has_ceiling``, ``cpu_limit`` is also the quota. ``memory_limit`` is in bytes, ``max_tasks`` counts processes
         and threads; 0 means no limit, and without its controller a limit does not apply. ``reclaimed``: the cgroup is
         in the idle class, which is set up before its first job. Weight and quota are held to the kernel's bounds, the
-        quota also to quotas above. Raises CreateError or AccessError; then nothing of the cgroup remains.
-        """
+        quota also to quotas above. Raises CreateError or AccessError; then nothing of the cgroup remains."""
         name = PREFIX + job_id
         if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
             raise CreateError(

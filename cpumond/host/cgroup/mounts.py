@@ -35,8 +35,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
     ``cpu_version`` is 1 or 2. ``cpu_root`` holds quotas, ``cpuacct_root`` CPU time (the same directory on v2, and on v1
     if both are mounted together). ``cpuset_root`` and ``unified_root`` are None if missing. Held roots (``hold``) are
     paths through a descriptor; ``names`` has their mount points. ``is_seen``: the kernel says that ``cpu_root`` shows
-    the hierarchy now; also False for a directory of plain files.
-    """
+    the hierarchy now; also False for a directory of plain files."""
 
     cpu_version: int
     cpu_root: str

@@ -37,8 +37,7 @@ class CpuSettings(msgspec.Struct, frozen=True):
     """The CPU settings of one cgroup.
 
     ``quota_us`` None: no quota; ``period_us`` is 1000..1000000; ``burst_us`` None: the kernel has no such file;
-    ``weight`` is cpu.shares (v1) or cpu.weight (v2), None if it is missing.
-    """
+    ``weight`` is cpu.shares (v1) or cpu.weight (v2), None if it is missing."""
 
     quota_us: int | None
     period_us: int
@@ -145,8 +144,7 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]
 
     Down: burst, then quota. Up: quota, then burst. Of quota and period, first write the one after which the limit is
     lower. The limit in between is then never above the larger of ``before`` and ``after``, so a parent that allows both
-    also allows it. "No quota" is allowed with any period and under any parent: it is set first, or removed last.
-    """
+    also allows it. "No quota" is allowed with any period and under any parent: it is set first, or removed last."""
     steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
         steps.append(WriteStep("burst", after.burst_us))
@@ -204,8 +202,7 @@ def is_external(current: CpuSettings, original: CpuSettings, written: Written | 
     """Return whether another program set the setting of ``actuator`` after the agent's last change.
 
     Quota and period are two writes on v1, so any mixture of the old, the new and the original values is the agent's.
-    The same cores with a different period are no such change.
-    """
+    The same cores with a different period are no such change."""
     if written is None:
         return False
     ours = (original, *written)
@@ -238,8 +235,7 @@ def choose_restore(
     """Return the settings to leave in a cgroup when the agent leaves it: the original ones, if the agent moved them.
 
     A limit above the original was set by another program. So was a limit that the agent did not write (``written``;
-    None if unknown). Such a limit stays.
-    """
+    None if unknown). Such a limit stays."""
     restored = current
     if "quota" in actuators:
         if not is_raised_above(current, original, "quota") and not is_external(current, original, written, "quota"):

@@ -12,8 +12,7 @@ def unit_of(path: str) -> str:
     """Return the unit whose own cgroup is at ``path`` (relative); "" if there is no such unit.
 
     Cgroups below a service or a scope were delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
-    manager. systemd does not know them.
-    """
+    manager. systemd does not know them."""
     *above, name = path.split("/")
     # systemd writes "_" before a name that looks like a kernel file ("cpu.service") or begins with "_".
     name = name.removeprefix("_")

@@ -100,8 +100,7 @@ class V1Cgroup(Cgroup):
         """Read the counters with at most two preads, and one more with pressure.
 
         If the cgroup used less CPU since the last full look than the least quota that the kernel accepts, it cannot
-        have been throttled since: then cpu.stat is not read.
-        """
+        have been throttled since: then cpu.stat is not read."""
         try:
             usage_us = self.parse_usage_us(os.pread(self._usage_fd, USAGE_BYTES, 0))
             if usage_us - self._seen_usage_us >= MIN_QUOTA_US:

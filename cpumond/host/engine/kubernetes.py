@@ -51,8 +51,7 @@ class RunningContainer(msgspec.Struct, frozen=True):
 
     ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is that of RECLAIMED_LABEL.
     ``pod_cores`` is the limit of its pod as a whole, None if the pod has none. This is one request for all containers
-    of the pod: the kubelet sets it on the pod's cgroup, and on each container without its own limit.
-    """
+    of the pod: the kubelet sets it on the pod's cgroup, and on each container without its own limit."""
 
     container_id: str
     pod_uid: str

@@ -33,8 +33,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     engine reports each new request, so ``ordered_cores`` is the newest. ``sets_quota``: the request is also the quota
     of the job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be. ``is_named`` False: only its
     cgroup is known. ``is_job`` False: a cgroup of the engine itself, not shown; one that holds a pod together, for
-    example.
-    """
+    example."""
 
     kind: str
     job_id: str
@@ -55,8 +54,7 @@ class EngineView(msgspec.Struct, frozen=True):
 
     ``jobs`` are by path; while the engine is down, the last known ones. ``asked_at_s`` is the time of the last complete
     query on the monotonic clock, None before the first answer. ``problem`` is a sentence, "" while the engine answers.
-    ``title`` is name and version. ``notes`` are sentences about jobs with invalid descriptions.
-    """
+    ``title`` is name and version. ``notes`` are sentences about jobs with invalid descriptions."""
 
     kind: str
     jobs: Mapping[str, EngineJob] = {}

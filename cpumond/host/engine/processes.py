@@ -10,8 +10,7 @@ def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
     """Return the cgroup of a whole container, relative to the cpu hierarchy, by its first process.
 
     The cgroup must have ``job_id`` in its name: an engine may name the process of a different job, by mistake or
-    because the PID was reused. Returns None if there is no such cgroup.
-    """
+    because the PID was reused. Returns None if there is no such cgroup."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             return parse_engine_cgroup(file.read(), job_id, cpu_version)

@@ -31,8 +31,7 @@ class Launch(msgspec.Struct, frozen=True):
       removes only its own files there.
     - ``max_log_bytes`` bounds each of stdout and stderr on disk at any time. ``max_stderr_bytes`` bounds stderr
       instead, unless it is 0.
-    - ``secrets``: more environment variables, which override others; no file, unit, log or command line shows them.
-    """
+    - ``secrets``: more environment variables, which override others; no file, unit, log or command line shows them."""
 
     job_id: str
     argv: list[str]
@@ -62,8 +61,7 @@ class NotStarted(msgspec.Struct, frozen=True):
     """The job could not be started, and nothing remains of it. ``problem`` is a sentence.
 
     ``node_fault``: any other job would also fail here (no cgroup can be created, no bus). Otherwise it is the job's own
-    fault (no such program, user or directory).
-    """
+    fault (no such program, user or directory)."""
 
     job_id: str
     problem: str
@@ -77,8 +75,7 @@ class Ended(msgspec.Struct, frozen=True):
     ``cpu_seconds`` and ``max_memory`` (bytes) are of the whole cgroup, None if the kernel did not report them.
     ``oom_killed``: the kernel killed one of the job's processes at its memory limit. ``last_words`` is the end of a
     failed job's stderr, at most 4 KiB, if known without waiting. ``stderr_size`` is the number of bytes written to
-    stderr, None if unknown.
-    """
+    stderr, None if unknown."""
 
     job_id: str
     finish_time: float
@@ -134,8 +131,7 @@ class Executor(Protocol):
 
         Returns the living jobs among ``job_ids``; the rest come as ``Ended`` or ``NotStarted`` from ``poll``. Jobs of
         this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed. Raises
-        CpumondError, with the remedy, if no job can be started here.
-        """
+        CpumondError, with the remedy, if no job can be started here."""
 
     def start(self, launch: Launch) -> None:
         """Begin to start a job; ``poll`` soon returns ``Started`` or ``NotStarted``."""

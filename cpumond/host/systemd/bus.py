@@ -54,8 +54,7 @@ class UnitBus:
     event (``replaced``), and the property is not set until ``poll`` has returned that event.
 
     All methods are for a single thread outside of the bus thread and return at once, except ``flush`` and ``close``.
-    ``wake`` is called from the bus thread after an event was added. ``address`` "" is the system bus.
-    """
+    ``wake`` is called from the bus thread after an event was added. ``address`` "" is the system bus."""
 
     def __init__(self, wake: Callable[[], None], address: str = "") -> None:
         self._wake = wake

@@ -74,8 +74,7 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
     """Return the properties that send systemd ``settings``, for the settings that ``actuators`` move.
 
     A quota is in whole percents, rounded up. If systemd rounded it down, a limit for a request of 33.5 % would be below
-    that request after the next ``daemon-reload``.
-    """
+    that request after the next ``daemon-reload``."""
     properties: list[tuple[str, int]] = []
     if "quota" in actuators:
         quota_us = settings.quota_us
@@ -108,8 +107,7 @@ class UnitEvent(msgspec.Struct, frozen=True):
     ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because another program had set
     ``values``; ``no-unit``: the unit does not exist (any more); ``refused``: systemd refuses the properties (``text``);
     ``denied``: systemd lets this user set none; ``away``: systemd is unreachable; ``connected``; ``reloaded``: its
-    units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values``, None for missing ones.
-    """
+    units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values``, None for missing ones."""
 
     kind: str
     unit: str = ""

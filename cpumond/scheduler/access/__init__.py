@@ -32,8 +32,7 @@ class Rights:
     """Decisions about the rights of one user. Each decision is made once and kept: use an object of this class for only
     one request, in which the state does not change.
 
-    ``readable``: keeps decisions from one request to the next, as long as the configuration is the same.
-    """
+    ``readable``: keeps decisions from one request to the next, as long as the configuration is the same."""
 
     def __init__(self, state: State, user: User, readable: dict[tuple[Any, ...], bool] | None = None) -> None:
         self.state = state
@@ -180,8 +179,7 @@ def name_pool(tree: str, pool: str) -> str:
 def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Access:
     """Return everything that decides about an explicit pool of a tree or, for ``<Root>``, about the tree (12.2).
 
-    ``of_child``: return only the part that a pool inside of this pool inherits.
-    """
+    ``of_child``: return only the part that a pool inside of this pool inherits."""
     entries: list[StandingEntry] = []
     owner, listed, inherits = "", "", True
     for depth, item in enumerate(_way_up(tree, pool), int(of_child)):

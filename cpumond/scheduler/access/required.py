@@ -1,7 +1,6 @@
 """Rights that each command needs, and the check that a user has these rights (semantics.md 12.3). Pure.
 
-``check`` runs before ``prepare``: a command that is refused for missing rights reveals nothing about its effects.
-"""
+``check`` runs before ``prepare``: a command that is refused for missing rights reveals nothing about its effects."""
 
 from __future__ import annotations
 

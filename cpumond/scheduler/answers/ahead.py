@@ -1,7 +1,6 @@
 """Work of the scheduler's child processes: predict when operations start and end, and simulate a change.
 
-The state is the child's own copy. A simulation changes it, so each one runs in a child of the child.
-"""
+The state is the child's own copy. A simulation changes it, so each one runs in a child of the child."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ remembers earlier starts.
 
 The position of an actual start in its simulated interval is a number: -1 at the beginning of the interval (10 %), 0 at
 its middle, 1 at its end (90 %). 10 % of the last starts had a lower position than the beginning of a corrected
-interval, and 10 % a higher one than its end.
-"""
+interval, and 10 % a higher one than its end."""
 
 from __future__ import annotations
 

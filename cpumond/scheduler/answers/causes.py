@@ -1,7 +1,6 @@
 """The cause for which an operation waits, as one word and one sentence. Pure.
 
-It is cheap enough to compute for all operations of a list; ``answers.operation`` explains a single one in full.
-"""
+It is cheap enough to compute for all operations of a list; ``answers.operation`` explains a single one in full."""
 
 from __future__ import annotations
 

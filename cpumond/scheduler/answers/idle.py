@@ -1,8 +1,7 @@
 """Reasons why CPU is idle while work waits: a tree's capacity, and the CPU that each cause keeps idle. Pure.
 
 All amounts are cores. ``cores`` of a cause: cores of the work that would start if only the change for this cause were
-made. Causes overlap, so their ``cores`` do not add up. Their ``idle_cores`` do: each idle core has one cause.
-"""
+made. Causes overlap, so their ``cores`` do not add up. Their ``idle_cores`` do: each idle core has one cause."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Obstacles of waiting jobs, found by the checks of the pass that starts jobs; the split of a tree's capacity. Pure.
 
-Amounts are absolute vectors in the order of RESOURCES, or cores if a name says so.
-"""
+Amounts are absolute vectors in the order of RESOURCES, or cores if a name says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Sentences that explain why an operation holds what it holds, or why it waits. Pure.
 
-Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
-"""
+Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The resulting specification of an operation: the specification of its user, completed by all defaults. Pure.
 
-YTsaurus shows it on an operation's page under Specification -> Resulting specification (semantics.md 1.1, 2.5, 2.8).
-"""
+YTsaurus shows it on an operation's page under Specification -> Resulting specification (semantics.md 1.1, 2.5, 2.8)."""
 
 from __future__ import annotations
 

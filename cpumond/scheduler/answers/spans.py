@@ -1,8 +1,7 @@
 """Spans of an operation's trace: from its start to its end, divided into the phases that it went through. Pure.
 
 Moments between start and end are sampled once per update. A phase that lies between two updates has no span.
-After a restart, the scheduler does not know the moments before.
-"""
+After a restart, the scheduler does not know the moments before."""
 
 from __future__ import annotations
 

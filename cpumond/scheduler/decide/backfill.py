@@ -1,7 +1,6 @@
 """Backfill: which jobs use resources reserved for a gang, and which stop when it needs them (semantics.md 7.3).
 
-Pure.
-"""
+Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Cost of preempting a job: the work that has to be repeated, and until when a job is protected (semantics.md 6.9).
 
-Pure: only a job's reports are read.
-"""
+Pure: only a job's reports are read."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ def lost_core_seconds(job: Job, now: float) -> float:
 
     Its usage is the CPU time that its node reported, spread evenly over its run, or its limit if the node reported
     none. A checkpoint in the future or before the start does not count, so a report of the job can only lower its loss.
-    A job that has not begun on its node loses nothing.
-    """
+    A job that has not begun on its node loses nothing."""
     if job.began_at is None or now <= job.began_at:
         return 0.0
     ran_s = now - job.began_at

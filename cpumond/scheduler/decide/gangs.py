@@ -226,8 +226,7 @@ def plan_for_gang(
     job is preempted: it returns None.
 
     ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``; each victim is
-    checked after the loss of all victims before it, on any node. Jobs that fit without victims are placed first.
-    """
+    checked after the loss of all victims before it, on any node. Jobs that fit without victims are placed first."""
     if target.operation.needed_job_count > MOST_GANG_SEARCHES:
         return None
     if not dominates(room_below_limits(target, sum_needed(target)), ZERO):

@@ -1,8 +1,7 @@
 """Choice of the operations that get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
 
 ``ServiceOrder`` keeps a heap for each pool: the children that want jobs, the least satisfied first. A change of one
-operation moves only the elements on its path. ``place_jobs`` is one regular stage of one heartbeat.
-"""
+operation moves only the elements on its path. ``place_jobs`` is one regular stage of one heartbeat."""
 
 from __future__ import annotations
 
@@ -321,8 +320,7 @@ def may_start_within(record: OperationRecord, unordered_cores: float, cores: flo
 
 def is_on_reclaimed(job: Job) -> bool:
     """Whether a job that is about to start will run on reclaimed CPU (1.10): its operation requires it, or its request
-    and those of ordinary and foreign jobs on its node exceed the capacity. Jobs that are being stopped do not count.
-    """
+    and those of ordinary and foreign jobs on its node exceed the capacity. Jobs that are being stopped do not count."""
     if job.element.operation.record.require_reclaimed:
         return True
     return not fits_orders(job.node.unordered_cores, job.limits[CPU])
@@ -409,8 +407,7 @@ def place_jobs(
     Each start is counted on the whole path at once, so the next choice takes it into account. A start that is refused
     at any level is counted nowhere. ``place_gang`` starts all jobs of a gang on any nodes, or returns why not (7.3).
     ``reserved``: what is kept for one on this node. ``shuns``: whether an operation whose jobs failed waits for a
-    different node (2.14).
-    """
+    different node (2.14)."""
     started: list[Job] = []
     order.catch_up()
     own = order.of(node)

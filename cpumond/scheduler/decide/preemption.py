@@ -1,8 +1,7 @@
 """Choice of the jobs to preempt, for whom and why. It stops no job itself (semantics.md 1.9, 6.4 to 6.8).
 
 Pure and deterministic: times are arguments, jobs are walked in a fixed order. It writes only what belongs to the last
-fair-share update: ``preemptibility`` of jobs, ``lists_are_old``, and ``skipped_searches`` of nodes.
-"""
+fair-share update: ``preemptibility`` of jobs, ``lists_are_old``, and ``skipped_searches`` of nodes."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Targets:
     its node can serve. Made once per fair-share update.
 
     ``ranked``: the targets with their priorities; the children of each pool are adjacent. ``may_preempt`` is checked
-    again for each search, since the answer may have changed after the update.
-    """
+    again for each search, since the answer may have changed after the update."""
 
     def __init__(
         self,
@@ -104,8 +102,7 @@ def plan_preemption(
     Jobs do not change places back and forth. Consider both sides below the lowest common pool of victim and target. The
     victim's side must after its losses still be better satisfied (7.2) than the target's side is now. It must also keep
     its fair share, or be better by ``LEAST_GAIN``: fair shares themselves follow usage a little. Then a swap raises the
-    lesser of the two satisfactions; the reverse swap would lower it again and is refused.
-    """
+    lesser of the two satisfactions; the reverse swap would lower it again and is refused."""
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
     for priority in _STAGES:

@@ -1,7 +1,6 @@
 """Protection of jobs from a starving operation: the rules of preemption, in sentences.
 
-Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and the remedy.
-"""
+Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and the remedy."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
     use (2.13); entries with most jobs first.
 
     There is one entry per element and cause. Cause "free" is for jobs that nothing protects. Each heartbeat decides
-    whether a node has enough of them and whether the swap leaves the others no worse off than the target is now.
-    """
+    whether a node has enough of them and whether the swap leaves the others no worse off than the target is now."""
     own = set(target.ancestors())
     aggressive = priority == "aggressive"
     found: dict[tuple[Cause, OperationElement | PoolElement], int] = {}

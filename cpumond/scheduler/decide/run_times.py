@@ -1,7 +1,6 @@
 """Run times of completed jobs, by kind: of an operation, of similar operations, of its user, its pool, its tree. Pure.
 
-A task uses the first of these kinds with enough jobs. Times are seconds.
-"""
+A task uses the first of these kinds with enough jobs. Times are seconds."""
 
 from __future__ import annotations
 

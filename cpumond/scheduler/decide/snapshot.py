@@ -1,8 +1,7 @@
 """Conversion of the living tree to the frozen snapshot of a fair-share update, and of the result back.
 
 See semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. Elements that did not change are the same object in the
-next snapshot: then the next update costs nearly nothing.
-"""
+next snapshot: then the next update costs nearly nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Elements with less than their share, for how long, and what they may preempt (semantics.md 6.2, 6.3, 6.8).
 
 Pure: the time is an argument. Changes only ``scheduling_status``, ``starvation_status``, ``below_since`` and
-``lists_are_old`` of elements. Times in the code are seconds, options are milliseconds as in YTsaurus.
-"""
+``lists_are_old`` of elements. Times in the code are seconds, options are milliseconds as in YTsaurus."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def update_starvation(tree: Tree, now: float) -> None:
 
     The state machine of section 6.2, on dominant shares. One timer runs from the first update that finds an element
     below its share; the time-out is that of its present state. It starves once this is exceeded, and is normal once it
-    has its share. The job lists of section 6.4 follow the fair share, so they are marked old.
-    """
+    has its share. The job lists of section 6.4 follow the fair share, so they are marked old."""
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     tree.updated_at = now
     pools_starve = tree.config.settings.enable_pool_starvation
@@ -124,8 +122,7 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 def claims_guarantee(element: Element) -> bool:
     """Whether a pool, or an operation with its own guarantee, may preempt protected jobs to reach it (6.10).
 
-    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it jobs.
-    """
+    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it jobs."""
     if element.starvation_status == "non_starving" or not is_below_guarantee(element):
         return False
     tree, since = element.tree, element.below_since

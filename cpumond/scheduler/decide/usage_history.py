@@ -1,7 +1,6 @@
 """Weights that fall with a pool's recent usage: ``usage_half_life`` (semantics.md 5.5).
 
-Like Slurm's fair-share factor: 2 to the power of minus (used / due), both as fractions of the sum over all siblings.
-"""
+Like Slurm's fair-share factor: 2 to the power of minus (used / due), both as fractions of the sum over all siblings."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def sort_jobs(element: OperationElement) -> None:
       non-blocked resource, or below ``non_preemptible_resource_usage_threshold`` on all resources that it names.
     - Then aggressively preemptible: while U is below the fair share times ``preemption_satisfaction_threshold``.
     - Then preemptible, unless the fair share covers the whole demand. A resource is blocked if the fair share covers
-    the demand for it; if all are blocked, U below the bound on any one resource is enough.
-    """
+    the demand for it; if all are blocked, U below the bound on any one resource is enough."""
     if not element.lists_are_old:
         return
     element.lists_are_old = False
@@ -224,8 +223,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     elements above them (6.5); jobs that only targets inside a blocking pool may preempt are none. Lists and counts
     protect from other operations, not from a limit: if an element above its limit has no candidate left on any online
     node, its other jobs on this node end, too. Therefore a lowered ``resource_limits`` ends jobs, whatever their
-    number.
-    """
+    number."""
     jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
     limited = [above for above in above_all if above.limits is not UNLIMITED and above.parent is not None]
@@ -346,8 +344,7 @@ def find_overcommit_victims(
     returned, the last started first; with one job of a gang, all of its jobs on the node. Least protected are jobs
     beyond the guarantee of their pools. Within both groups jobs on reclaimed CPU are less protected than ordinary ones,
     and their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less
-    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first.
-    """
+    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first."""
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
         return []

@@ -2,8 +2,7 @@
 
 Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total). Usage
 counters are exact on every level: each change of a job's usage is added to its operation, to every pool above and to
-its node at once (semantics.md 8).
-"""
+its node at once (semantics.md 8)."""
 
 from __future__ import annotations
 
@@ -811,8 +810,7 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     ``cpu_seconds`` comes from the cgroup. A value below the last one adds nothing, and the last one stays the base,
     since the final value of an ended job may be a little lower. The other counters are sums of the agent, which loses
     their newest part in a crash. A value below the last one adds nothing, but becomes the base for later growth. If the
-    operation moves, time that was counted before stays with the pools above it at that moment.
-    """
+    operation moves, time that was counted before stays with the pools above it at that moment."""
     if told.count(None) == len(told):
         return
     counted, grown = list(job.counted), list(NOTHING)

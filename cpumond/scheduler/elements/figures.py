@@ -5,8 +5,7 @@ JSON, the pool table, the ``yt`` protocol, metrics and the history all read figu
 - Volumes and their capacities are in share-seconds. ``_seconds``: counted from the start of this scheduler.
 - ``usage`` and ``limit_cores`` are allocated resources.
 - An operation counts as running if it holds a slot (semantics.md 3.2), which ``shown_state`` does not go by.
-- A reader returns None if the element does not have the figure.
-"""
+- A reader returns None if the element does not have the figure."""
 
 from __future__ import annotations
 

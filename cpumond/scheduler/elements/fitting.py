@@ -1,7 +1,6 @@
 """Nodes of a tree on which jobs may start that are subject to a ``scheduling_tag_filter`` (semantics.md 2.13). Pure.
 
-They are computed once for all operations with the same filters on their path, and again if nodes come, go or change.
-"""
+They are computed once for all operations with the same filters on their path, and again if nodes come, go or change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The largest requests that an empty node of a tree can hold, for each resource and for all of them together. Pure.
 
 Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, including cordoned and silent ones, which
-will have their capacity again. If there are no nodes, every job counts as fitting (semantics.md 5.2).
-"""
+will have their capacity again. If there are no nodes, every job counts as fitting (semantics.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The scheduler's side of the store's log: entries that wait to be written, refusals, and changes to undo.
 
 The events of a change are stored in the write of that change. Refusals and pins are written at once: users find them in
-the audit log as soon as they have the response. All other events wait for the next period (``take``).
-"""
+the audit log as soon as they have the response. All other events wait for the next period (``take``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes events of commands and refused requests. They never contain a secret. Pure.
 
 Events contain only the fields ``KEPT`` and ``KEPT_OF_TASKS`` of a specification: neither the environment, nor commands,
-nor anything else that a user may have written there.
-"""
+nor anything else that a user may have written there."""
 
 from __future__ import annotations
 

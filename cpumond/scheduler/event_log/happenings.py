@@ -1,8 +1,7 @@
 """Makes events of changes without a command: nodes, preemptions, failed operations, contested limits. Pure.
 
 Events of a transaction are stored in the same write (``make_change_events``). Observations (``noticed``, preemptions)
-are put into ``State.happened`` when they are made, and stored in the next period (``make_noticed_events``).
-"""
+are put into ``State.happened`` when they are made, and stored in the next period (``make_noticed_events``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Events as values: commands with their users, which form the audit log, and other changes. Pure.
 
 ``commands`` makes events of commands and refusals; ``happenings`` makes events of other changes. Entries of the store's
-log are found by their subjects, which ``Subjects`` collects.
-"""
+log are found by their subjects, which ``Subjects`` collects."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``text``: a sentence. ``user``: sender of the request. ``acting``: administrator who sent it in that name.
     ``origin``: source of the request, and how the user was identified. ``command``: type of the command, or kind of
     preemption. ``request``: fields of the command without secrets. ``plan``: plan that the user saw before.
-    ``allowed_by``: the decision as a sentence. ``undoes``: number of the event that this one undoes.
-    """
+    ``allowed_by``: the decision as a sentence. ``undoes``: number of the event that this one undoes."""
 
     at: float
     kind: EventKind

@@ -1,8 +1,7 @@
 """Migration of files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
 
 Their content is summed up by day, so that reports and savings continue; a chunk, at most five hours long, counts for
-the UTC day in which it ends. The points are dropped, and so are the newest five minutes, which only the journal has.
-"""
+the UTC day in which it ends. The points are dropped, and so are the newest five minutes, which only the journal has."""
 
 from __future__ import annotations
 

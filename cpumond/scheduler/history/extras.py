@@ -2,8 +2,7 @@
 
 The jobs of a node are taken in the order of their starts. While the sum of their requests is within the node's capacity
 minus the requests of foreign jobs, they would have run without reclaim, too. Later jobs would not. The job in which the
-sum exceeds this is extra in part.
-"""
+sum exceeds this is extra in part."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def split_orders(orders: list[float], capacity: float) -> list[float]:
     """Return, in the order of the starts, which part, in [0, 1], of each request is beyond ``capacity``; all in cores.
 
     >>> split_orders([4.0, 4.0, 2.0], 6.0)
-    [0.0, 0.5, 1.0]
-    """
+    [0.0, 0.5, 1.0]"""
     parts, total = [], 0.0
     for order in orders:
         total += order

@@ -2,8 +2,7 @@
 
 Failures are counted and logged once; ``open``, ``guard`` and ``read`` never raise them. A file that cannot be read is
 renamed to ``PATH.aside``, which replaces an earlier one of that name, and a new file is begun. If the file is removed
-while in use, it is written again.
-"""
+while in use, it is written again."""
 
 from __future__ import annotations
 

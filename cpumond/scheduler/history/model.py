@@ -66,8 +66,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     and their ``period_s`` is a day.
 
     ``times``: the end of each point's interval; ``intervals``: its length in seconds. If ``times[i] - intervals[i]`` is
-    after ``times[i - 1]``, the time between is unknown. ``columns``: as in COLUMNS, null for "not known".
-    """
+    after ``times[i - 1]``, the time between is unknown. ``columns``: as in COLUMNS, null for "not known"."""
 
     kind: str
     tree: str
@@ -83,8 +82,7 @@ class NodeMap(msgspec.Struct, frozen=True):
 
     ``times``: the moments. ``percents``: for each of them a value per node, in the order of ``nodes``: the measure
     relative to the node's capacity at that time, null where unknown. ``twice_core_hours``: CPU used twice from the
-    beginning to each moment, which is what the jobs of the nodes requested beyond the nodes' capacity.
-    """
+    beginning to each moment, which is what the jobs of the nodes requested beyond the nodes' capacity."""
 
     measure: str
     nodes: list[str]
@@ -98,8 +96,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     ``points``: their number. ``lost``: by preemptions (6.9), counted in the pool where they happened and those above;
     within the last day only those of operations that are still known.
 
-    ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
-    """
+    ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known."""
 
     name: str
     parent: str = ""
@@ -139,8 +136,7 @@ class ReportView(msgspec.Struct, frozen=True):
     whole UTC days.
 
     ``operations_without_series``: maximum, over all moments, of the number of operations beyond the limit ([history]
-    max_series); their amounts are only in their pools.
-    """
+    max_series); their amounts are only in their pools."""
 
     since: float
     until: float

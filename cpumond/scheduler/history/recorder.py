@@ -2,8 +2,7 @@
 
 The history must not delay or fail updates, heartbeats or commands. The event loop only collects each tick and does the
 last part of a report. All that waits for the disk is limited: ticks by MAX_WAITING_TICKS, readers in number and time,
-the end of the scheduler by CLOSE_TIMEOUT_S. Ticks have priority over graphs, graphs over reports.
-"""
+the end of the scheduler by CLOSE_TIMEOUT_S. Ticks have priority over graphs, graphs over reports."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ class HistoryRecorder:
 
         ``tree`` "" means any tree. If an operation is in several trees, its cores and jobs are added up; of ratios the
         largest is taken. Raises CommandError for an unknown kind, for ``max_points`` below 1, and if too many reads
-        wait or the disk takes too long. Raises StoreError once the history is closed.
-        """
+        wait or the disk takes too long. Raises StoreError once the history is closed."""
         number = kind_number(kind)
         if max_points < 1:
             raise CommandError(f"max_points is {max_points}: it must be 1 or more")
@@ -160,8 +158,7 @@ class HistoryRecorder:
         between them. For times before the oldest point: those of pools and users, in whole UTC days.
 
         ``tree`` None means all trees; ``top``: number of operations of each. Raises CommandError if too many reports
-        wait or the disk takes too long; StoreError once the history is closed.
-        """
+        wait or the disk takes too long; StoreError once the history is closed."""
         top = max(top, 0)
         asked = (self._round(since), self._round(now), tree, top)
         if since < now - POINTS_S:

@@ -1,8 +1,7 @@
 """Value and cost of reclaimed CPU, by pool and week, and compared with the control group; pure.
 
 All amounts are core-hours, of whole UTC days. ``extras`` decides which jobs are extra. The agent's
-``control_group_ratio`` decides which jobs are in the control group.
-"""
+``control_group_ratio`` decides which jobs are in the control group."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
 
     The cost is ``held_back``, the time throttled while limits were lowered (``late``), and ``lost``, the loss by
     preemption. ``gain``: ``extra_used`` minus both. ``money``: the gain at the price of a core-hour; null without a
-    price. ``reclaimed``: by how much limits were lowered.
-    """
+    price. ``reclaimed``: by how much limits were lowered."""
 
     name: str
     parent: str = ""

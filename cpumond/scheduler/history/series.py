@@ -3,8 +3,7 @@
 A *tick* is one moment at which all series get a point. Its interval reaches back to the previous tick, or to the start
 of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
 of rate times interval is the total used, requested, ..., and merging points does not change it. Times are seconds since
-1970 by the scheduler's clock, CPU values cores, shares fractions of a tree.
-"""
+1970 by the scheduler's clock, CPU values cores, shares fractions of a tree."""
 
 from __future__ import annotations
 

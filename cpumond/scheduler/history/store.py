@@ -7,8 +7,7 @@ failed one did not. Points are dropped after POINTS_S, totals after ``length_s``
 first the oldest points are dropped, then the oldest days.
 
 Used by one thread at a time, never by that of the event loop. While writes fail, the newest points and totals stay in
-memory. A chunk that cannot be read is dropped.
-"""
+memory. A chunk that cannot be read is dropped."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class HistoryStore:
 
     ``length_s``: the age up to which totals of days are kept, and points, but these at most POINTS_S. ``period_s``: the
     time between two ticks. ``max_size``: bytes of the file. Stored points after ``now`` are dropped: they mean that the
-    clock was set back, and times must not go back within a series.
-    """
+    clock was set back, and times must not go back within a series."""
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
         self.length_s, self.period_s = length_s, period_s

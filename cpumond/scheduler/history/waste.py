@@ -37,8 +37,7 @@ class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
 
     Amounts are core-hours. ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: a request
     that would suffice; null if none is clearly lower. ``memory``, ``max_memory``: highest request and usage, in bytes,
-    of jobs that ended; 0 if unknown. ``sentence``: all of this in words.
-    """
+    of jobs that ended; 0 if unknown. ``sentence``: all of this in words."""
 
     title: str
     task: str

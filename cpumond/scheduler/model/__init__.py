@@ -106,8 +106,7 @@ class EphemeralSubpoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=
 class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Starvation and preemption options of trees and pools (6.2). None: the value is inherited.
 
-    Operations have the first three and the last two of these options.
-    """
+    Operations have the first three and the last two of these options."""
 
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
@@ -170,8 +169,7 @@ class TreeIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=
 class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings that a tree's options specify (2.4), with their defaults.
 
-    The options of ``PreemptionSettings`` have defaults here: the values of the root, which pools inherit.
-    """
+    The options of ``PreemptionSettings`` have defaults here: the values of the root, which pools inherit."""
 
     fair_share_starvation_timeout: _Milliseconds = 30_000.0
     fair_share_starvation_tolerance: _Share = 0.8
@@ -179,8 +177,7 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """0: an element that starves is aggressive at once (6.8).
 
     If ``min_share_preemption_timeout`` is not set, it is the fair-share time-out. If a ``..._limit`` is not set, it is
-    the tree's own value of the option that it limits (6.2).
-    """
+    the tree's own value of the option that it limits (6.2)."""
     enable_aggressive_starvation: bool = False
     allow_aggressive_preemption: bool = True
     non_preemptible_resource_usage_threshold: _Amounts = {}
@@ -274,8 +271,7 @@ NO_TREE_SETTINGS: Final = TreeSettings()
 class PoolConfig:
     """An explicit pool. ``attributes``: as given, but with canonical names. ``settings``: made of the attributes.
 
-    ``spelled``: canonical option -> the name under which it was set, if that was not the canonical one.
-    """
+    ``spelled``: canonical option -> the name under which it was set, if that was not the canonical one."""
 
     id: str
     name: str
@@ -355,8 +351,7 @@ class GangOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One task of an operation: ``job_count`` equal jobs, with the request of each job.
 
-    ``command``: a shell command or a list of arguments. ``spec``: the rest of the user's specification, unchanged.
-    """
+    ``command``: a shell command or a list of arguments. ``spec``: the rest of the user's specification, unchanged."""
 
     name: str
     job_count: int
@@ -418,8 +413,7 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
 class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Options of an operation in one tree (``scheduling_options_per_pool_tree``; section 2.5); None means "not set".
 
-    ``pool``: name of the explicit or ephemeral pool that was chosen for the operation (2.9).
-    """
+    ``pool``: name of the explicit or ephemeral pool that was chosen for the operation (2.9)."""
 
     pool: str
     weight: _Weight | None = None
@@ -532,8 +526,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     ``reason``: why the previous run ended; "" for the first run. Either job ``job_id`` ended with ``error`` (and with
     ``abort_reason`` if it was aborted), or after a restart the scheduler found ``actual`` instead of ``expected``
-    ranked jobs of ``task``.
-    """
+    ranked jobs of ``task``."""
 
     id: str
     at: float
@@ -549,8 +542,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Stored record of an operation. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
-    ``running_in``: trees in which it holds a running slot (3.2). ``state`` is "running" if there is such a tree.
-    """
+    ``running_in``: trees in which it holds a running slot (3.2). ``state`` is "running" if there is such a tree."""
 
     id: str
     sequence: int
@@ -674,8 +666,7 @@ UNSTORED_STARTS: Final = ("system", "untold_starts")
 class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A started job that has not ended, stored before a heartbeat response contains the start. ``id``: of the job.
 
-    ``stopped``: kind of the preemption record if the job was stopped and a different job may do its work.
-    """
+    ``stopped``: kind of the preemption record if the job was stopped and a different job may do its work."""
 
     id: str
     operation_id: str
@@ -775,8 +766,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node that was declared lost, kept for a while with the ``jobs`` that it had. Times are in seconds since 1970.
 
-    ``cordon`` and ``user_tags`` apply again when the node comes back. A node that has either is kept for longer.
-    """
+    ``cordon`` and ``user_tags`` apply again when the node comes back. A node that has either is kept for longer."""
 
     id: str
     address: str

@@ -95,8 +95,7 @@ class BudgetRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stored record of a budget. ``tree``: id of the tree. ``owner``: id of a pool or name of a user.
 
     ``days``: counted amounts by day, without those of live jobs beyond ``StartRecord.counted``. ``day``: the newest
-    day. ``level``: level of ``budget`` at the last check, in the period that began on the day ``period``.
-    """
+    day. ``level``: level of ``budget`` at the last check, in the period that began on the day ``period``."""
 
     tree: str
     kind: Literal["pool", "user"]

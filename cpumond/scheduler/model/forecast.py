@@ -11,8 +11,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     An operation that has started has ``started_at``, and no ``start_...``. ``end_...`` are also None if nothing is
     known of the run times of similar operations. ``as_of``: time of the simulated state. ``lines``: the forecast as
-    sentences, including what is not known.
-    """
+    sentences, including what is not known."""
 
     operation_id: str
     started_at: float | None = None

@@ -47,8 +47,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ``listen`` "": ``DEFAULT_LISTEN``; without ``tokens_file``, the kernel identifies callers there. ``advertise``: the
     address, host:port, that a standby gives to clients while this scheduler leads; "": that of ``listen``. ``socket``:
     a unix socket for the accounts of this host. ``certificate``, ``key``: files, for TLS at ``listen``.
-    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET means the unix socket.
-    """
+    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET means the unix socket."""
 
     listen: str = ""
     advertise: str = ""
@@ -104,8 +103,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``length``: how far back data goes; "0s" keeps none. The last day is kept as points, older days as daily totals.
     ``period``: the time between two points. ``max_size``: maximum bytes of the file. ``max_series``: the number of
     pools, nodes, operations and jobs with points, chosen in this order. ``core_hour_price``: savings are also shown as
-    an amount of ``currency``; 0: in core-hours only.
-    """
+    an amount of ``currency``; 0: in core-hours only."""
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
         name="length", default=34_560_000.0

@@ -19,8 +19,7 @@ class LeaderDoor:
 
     The lease is checked when a request arrives and again before the first byte of its answer, by a clock that also runs
     while the process is stopped. Therefore a process that was paused, or hung, sends no answer of a term that is over.
-    Every answer of a leader has its term in TERM_HEADER.
-    """
+    Every answer of a leader has its term in TERM_HEADER."""
 
     def __init__(self, leading: Leading, standby: App) -> None:
         self._leading = leading

@@ -2,8 +2,7 @@
 
 Families of fixed size use prometheus_client. The series of pools, thousands of them, are written here in the same text
 formats at a tenth of the cost. Only ``max_pools`` pools have series; those with the least demand are left out and
-counted.
-"""
+counted."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A reign is a term of this process: a ``Scheduler``, whose state was loaded from the store when the term began, and its
 application. Both are dropped when it ends; the process stays as a standby until its next term. ``lead`` decides what
 follows from the clock and from the arbiter's responses. Calls of the arbiter run in a separate thread, one at a time:
-the loop stays punctual even if the store's engine does not respond.
-"""
+the loop stays punctual even if the store's engine does not respond."""
 
 from __future__ import annotations
 

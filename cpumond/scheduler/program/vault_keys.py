@@ -1,8 +1,7 @@
 """The keys that encrypt secrets of operations, in a separate file (semantics.md 12.6).
 
 AES-256-GCM of the library ``cryptography``. The operation's id is associated data, so no vault can be put in place of
-another one. Each encryption uses a random nonce of 96 bits: one key suffices for 2**32 encryptions.
-"""
+another one. Each encryption uses a random nonce of 96 bits: one key suffices for 2**32 encryptions."""
 
 from __future__ import annotations
 

@@ -78,8 +78,7 @@ class Access:
 
     ``is_open``: it has neither an own nor an inherited access list, and its tree does not set ``acl_required``. If so,
     what no entry decides is allowed, as before access lists existed, except NEVER_OPEN. ``owner``: user who has the
-    permissions ``owned`` without an entry.
-    """
+    permissions ``owned`` without an entry."""
 
     what: str
     entries: tuple[StandingEntry, ...]

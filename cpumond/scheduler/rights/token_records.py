@@ -3,8 +3,7 @@
 The store has only hashes. A token that its user created with a different token is valid no longer than that one:
 revoking a stolen token also revokes the tokens created with it. A token loses groups that its user leaves: groups from
 [groups] are not stored, and other groups count only if the creating token has them. If neither can be checked later
-(the user was identified by an account or a proxy), the token ends after GROUPS_LIFE_S.
-"""
+(the user was identified by an account or a proxy), the token ends after GROUPS_LIFE_S."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A stored token, under its ``hash``. Times are seconds since 1970.
 
     ``needs_entry``: that of the user who created the token. ``made_with``: id of the token with which its user created
-    it; "" if an administrator, or a user who was identified without a token, created it.
-    """
+    it; "" if an administrator, or a user who was identified without a token, created it."""
 
     hash: str
     user: str

@@ -3,8 +3,7 @@
 A line is ``user:sha256-hex[:admin|user|proxy|node[:PATTERN]]``; a user may have several tokens. The token of a node
 may register the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, case-sensitive);
 without a pattern, any node_id. Blank lines and lines that begin with ``#`` are skipped. Tokens are long and random
-(``make_token``); therefore one round of SHA-256 is enough.
-"""
+(``make_token``); therefore one round of SHA-256 is enough."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Tokens:
         """Return the user of the token with this hash; None if the file does not have it.
 
         The time of the look-up reveals at most a part of a stored hash. This does not help an attacker: a text for a
-        hash, or for its first digits, can only be found by trial.
-        """
+        hash, or for its first digits, can only be found by trial."""
         return self._users.get(digest)
 
     def user_of(self, token: str) -> User | None:
@@ -80,8 +78,7 @@ def load_tokens(path: str) -> Tokens:
     """Load the tokens of a file that only its owner can read.
 
     Raises AccessError without rights to read the file. Raises ConfigError if it is missing or others can read it, and
-    for an invalid line, with its number. Messages contain no hash, and no part of a line that may be a plain token.
-    """
+    for an invalid line, with its number. Messages contain no hash, and no part of a line that may be a plain token."""
     try:
         # With O_NONBLOCK, opening a pipe does not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:

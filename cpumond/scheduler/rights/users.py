@@ -35,8 +35,7 @@ class User:
     in the name of other users.
 
     ``node``: may only register nodes and send their heartbeats. ``pattern``: matches the node_ids that it may use; ""
-    for any. ``proxy``: may only send requests for users whom it names.
-    """
+    for any. ``proxy``: may only send requests for users whom it names."""
 
     name: str
     admin: bool = False

@@ -2,8 +2,7 @@
 
 Only the event loop's thread reads and changes the state. Two kinds of work are done in other threads: the computation
 of an update, which reads a frozen snapshot, and writes to the store. Changes are made one after the other; each is
-stored before it is applied. Heartbeats that change nothing lasting do not wait for changes.
-"""
+stored before it is applied. Heartbeats that change nothing lasting do not wait for changes."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(parti
 class Clock:
     """Seconds since 1970 that never go back or jump: the wall clock at the start, plus the time that has passed since.
 
-    ``scale``: how much faster than real time this clock runs; differs from 1 only in tests.
-    """
+    ``scale``: how much faster than real time this clock runs; differs from 1 only in tests."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self._wall_s = time.time()
@@ -151,8 +149,7 @@ class TreeUpdates:
 class Scheduler:
     """The scheduler's service without sockets. The API, the exporter and tests call it.
 
-    ``state`` may be read in the event loop's thread at any time. ``ready`` is set after the first update.
-    """
+    ``state`` may be read in the event loop's thread at any time. ``ready`` is set after the first update."""
 
     def __init__(
         self,
@@ -217,8 +214,7 @@ class Scheduler:
 
         ``remember``: makes a record, of kind MUTATION, for the case that the client repeats the command. The record is
         stored in the same write as the command, and kept for MUTATION_AGE_S. ``plan``: plan that the user saw before.
-        The entry of the audit log contains it, which is also part of this write.
-        """
+        The entry of the audit log contains it, which is also part of this write."""
         actor = user if isinstance(user, User) else User(user, admin=True)
         return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
 
@@ -465,8 +461,7 @@ class Scheduler:
         """Return the last bytes of a job's output, or the bytes from ``offset`` on, at most ``MAX_LOG_BYTES``. The node
         of the job reads them.
 
-        Raises CommandError if the operation or job is unknown, the job not started, or its node is away or silent.
-        """
+        Raises CommandError if the operation or job is unknown, the job not started, or its node is away or silent."""
         node_id = self.state.find_job_node(operation_id, job_id)
         node = self.state.nodes.get(node_id)
         if node is None:
@@ -498,8 +493,7 @@ class Scheduler:
         """Ask the agent of a live job's node to explain or change its limit (``JobRequest``). Returns the answer.
 
         When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, if the
-        job has not started or has ended, or if its node is away, does not answer, refuses or fails.
-        """
+        job has not started or has ended, or if its node is away, does not answer, refuses or fails."""
         node_id = self.state.find_job_node(operation_id, job_id)
         job = self.state.jobs.get(job_id)
         if job is None:
@@ -569,8 +563,7 @@ class Scheduler:
     async def _store_starts(self) -> None:
         """Store the starts of all jobs. Heartbeats that wait while the store is busy share one write.
 
-        Raises only FencedError. After any other error the jobs wait for the next heartbeat of their node.
-        """
+        Raises only FencedError. After any other error the jobs wait for the next heartbeat of their node."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._write_starts())
         await asyncio.shield(self._starting)

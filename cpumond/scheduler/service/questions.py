@@ -1,8 +1,7 @@
 """Questions to nodes, and the nodes' answers.
 
 Nodes connect to the scheduler, which never connects to nodes. Therefore each heartbeat response to a node contains the
-question until the node has answered it, or until no caller waits for the answer any more.
-"""
+question until the node has answered it, or until no caller waits for the answer any more."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class NodeQuestions(Generic[Question, Answer]):
         """Return the node's answer to ``question``. The id of the question is set here.
 
         ``share``: callers that ask the same question at the same time share one answer. Raises CommandError if too many
-        questions wait, or if the node does not answer in time.
-        """
+        questions wait, or if the node does not answer in time."""
         key = (node_id, msgspec.structs.replace(question, request_id=""))
         waiting = self._waiting[self._shared[key]] if share and key in self._shared else self._add(*key, share)
         waiting.readers += 1
@@ -107,8 +105,7 @@ class NodeQuestions(Generic[Question, Answer]):
     def take(self, answer: Answer) -> bool:
         """Pass an answer to the callers that wait for it. Returns False if no caller waits any more.
 
-        Raises CommandError if a different node was asked.
-        """
+        Raises CommandError if a different node was asked."""
         waiting = self._waiting.get(answer.request_id)
         if waiting is None:
             return False

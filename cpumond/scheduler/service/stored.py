@@ -134,8 +134,7 @@ def _unreadable(kind: str, error: Exception) -> StoreError:
 def encode(change: Transaction, config: Config) -> list[Change]:
     """Return the records of a transaction. ``config``: the configuration before the transaction.
 
-    Raises CommandError for values that cannot be stored.
-    """
+    Raises CommandError for values that cannot be stored."""
     changes: list[Change] = []
     if change.config is not None:
         for kind, key, value in changed_records(config, change.config):

@@ -2,8 +2,7 @@
 
 A notice is stored before it is sent; therefore it is sent at most once: if the process is killed while it sends a
 notice, that is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in total, also
-after a take-over.
-"""
+after a take-over."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ dictionary is the same after it is read. Attributes that are no options are also
 A tree's options may be attributes of the tree or entries of its ``config`` dictionary. Both places are kept as
 written. ``read_tree`` merges them: an option in ``config`` takes precedence.
 
-In ``spelled`` the key of an option is its name, prefixed with ``config/`` if it is in a tree's ``config``.
-"""
+In ``spelled`` the key of an option is its name, prefixed with ``config/`` if it is in a tree's ``config``."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for
 class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change: a path (the attribute's name, then keys inside of it) and the new value; REMOVE (None) removes it.
 
-    ``recursive``: if the attribute is no option, missing dictionaries on the path are created.
-    """
+    ``recursive``: if the attribute is no option, missing dictionaries on the path are created."""
 
     path: tuple[str, ...]
     value: Any = REMOVE
@@ -196,8 +194,7 @@ def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str
     """Return the value for ``get @path``. Any accepted spelling is found; the empty path returns all attributes.
 
     An option of a tree that is only in its ``config`` is also found as an attribute. Raises CommandError with code
-    RESOLVE if the attribute is not set.
-    """
+    RESOLVE if the attribute is not set."""
     value: Any = item.attributes
     names = canonical_path(kind, path)
     if kind == "tree" and names and names[0] not in value and names[0] in value.get(CONFIG, {}):
@@ -236,8 +233,7 @@ def edit(
 
     A path into a missing dictionary of an option creates that dictionary. A dictionary that becomes empty is kept.
     Removing a missing attribute is no error. Raises CommandError with the path, the value and the allowed values; its
-    code is RESOLVE for a path into a missing attribute that is no option.
-    """
+    code is RESOLVE for a path into a missing attribute that is no option."""
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
         try:

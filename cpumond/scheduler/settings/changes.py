@@ -18,8 +18,7 @@ class ConfigChange:
     ``pool`` is "" for a tree; ``tree`` and ``pool`` are "" for ``default_tree``. ``pool`` is the pool's present name.
     ``attribute`` is a path with slashes; "" if a tree or pool was created or removed: the attributes, for a pool with
     ``parent_name``, are then in ``new`` or ``old``. A value None means "not set". In ``exact`` differences a backslash
-    precedes each slash or backslash inside of a name (``join_path``).
-    """
+    precedes each slash or backslash inside of a name (``join_path``)."""
 
     tree: str
     pool: str
@@ -40,8 +39,7 @@ def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[Co
     """Return all differences, sorted by tree; the options of a tree come before its pools.
 
     ``exact``: a dictionary that comes or goes is one difference, instead of one for each of its keys. Therefore
-    everything can be undone, even an empty dictionary.
-    """
+    everything can be undone, even an empty dictionary."""
     compare = _exact_changes if exact else _attribute_changes
     changes: list[ConfigChange] = []
     for name in sorted({*old.trees, *new.trees}):

@@ -2,8 +2,7 @@
 
 A command is applied or refused as a whole. Configurations share unchanged parts: a pool that a command does not change
 is the identical object afterwards. Trees are sorted by name, pools depth first with siblings by name. Therefore equal
-configurations always look the same.
-"""
+configurations always look the same."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class TransferPoolResources(_Command, frozen=True):
     The ancestors of both pools, up to but not including their common ancestor, change too: those of the source lose
     the same amounts, those of the destination gain them. ``delta`` may have ``strong_guarantee_resources``,
     ``resource_flow`` and ``burst_guarantee_resources`` (dictionaries of resources), ``max_operation_count`` and
-    ``max_running_operation_count``. Flow and burst guarantee may also be in ``integral_guarantees``.
-    """
+    ``max_running_operation_count``. Flow and burst guarantee may also be in ``integral_guarantees``."""
 
     tree: str
     source: str
@@ -149,8 +147,7 @@ class Outcome:
     """Result of a command.
 
     ``id`` is the id of the first tree or pool that the command names. ``changed`` is False if the configuration is the
-    same object as before. ``warnings`` concern the command and its effects, not problems that existed before.
-    """
+    same object as before. ``warnings`` concern the command and its effects, not problems that existed before."""
 
     config: Config
     id: str
@@ -169,8 +166,7 @@ def apply(
     """Return the configuration after ``command``; ``config`` itself never changes.
 
     ``nodes``: id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool. Raises
-    CommandError; its code is RESOLVE for a missing tree or pool, ALREADY_EXISTS for an existing one.
-    """
+    CommandError; its code is RESOLVE for a missing tree or pool, ALREADY_EXISTS for an existing one."""
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
     edited = command.pool if isinstance(command, ChangePool) else ""
     return check(config, made, nodes=nodes, name_pattern=name_pattern, edited=edited)

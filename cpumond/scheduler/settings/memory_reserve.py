@@ -1,8 +1,7 @@
 """Memory that a job reserves, computed from earlier jobs of its task: YTsaurus' digest of a task; pure (8.1).
 
 A sample is the peak memory of a job as a fraction of its ``memory_limit``. Samples are counted in buckets. The first
-bucket begins at the lower bound, and each is 1 % wider than the previous one.
-"""
+bucket begins at the lower bound, and each is 1 % wider than the previous one."""
 
 from __future__ import annotations
 

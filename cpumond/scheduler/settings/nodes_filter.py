@@ -2,8 +2,7 @@
 which jobs start (semantics.md 2.1, 2.13).
 
 ``!`` binds tighter than ``&``, and ``&`` tighter than ``|``. Parser and evaluation keep their own stacks; therefore
-deep formulas do not come near Python's recursion limit.
-"""
+deep formulas do not come near Python's recursion limit."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class NodesFilter:
 def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
     """Parse a formula; an empty or blank formula is true for every node. ``option``: name of the formula in errors.
 
-    Raises ConfigError with the unexpected text, its column (in characters, from 1), and what is expected.
-    """
+    Raises ConfigError with the unexpected text, its column (in characters, from 1), and what is expected."""
     if len(text) > MAX_LENGTH:
         raise ConfigError(
             f"{option}: the formula has {len(text)} characters, at most {MAX_LENGTH} are allowed; "

@@ -1,7 +1,6 @@
 """Operations: specifications as users write them, commands, and the effects of the end of a job.
 
-The functions are pure: they turn records into records. See semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10.
-"""
+The functions are pure: they turn records into records. See semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
 class AbortJob(_Command, frozen=True, tag="abort_job"):
     """Stop a job, which is then started again. ``interrupt_timeout``: milliseconds that the job has to end.
 
-    ``operation_id``: "" for the operation to which the job belongs.
-    """
+    ``operation_id``: "" for the operation to which the job belongs."""
 
     job_id: str
     operation_id: str = ""
@@ -169,8 +167,7 @@ class ParsedSpecification(OperationFacts, frozen=True):
     """A specification, read and checked, before its pools are chosen.
 
     ``trees``: None if not specified, which means the default tree. ``options``: tree ("" for all trees) -> name of an
-    option (of ``TREE_OPTIONS``, or ``pool``) -> value.
-    """
+    option (of ``TREE_OPTIONS``, or ``pool``) -> value."""
 
     tasks: tuple[Task, ...]
     trees: tuple[str, ...] | None
@@ -808,8 +805,7 @@ def count_job(
 
     If all jobs have completed, the operation is completed. If ``max_failed_job_count`` jobs have failed, or a job ended
     that must not be started again, the operation fails. A failure that the retry policy in ``terms`` retries does not
-    count (3.9). ``blames_node``: the failure does not count until a different node confirms it (2.14).
-    """
+    count (3.9). ``blames_node``: the failure does not count until a different node confirms it (2.14)."""
     if record.is_finished:
         return record
     task = next((task for task in record.tasks if task.name == job.task), None)

@@ -41,8 +41,7 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
     """Return the rules of the root: the tree's options (6.2).
 
     A limit that is not set defaults to the tree's own value of the option that is limited.
-    ``min_share_preemption_timeout`` defaults to the fair-share time-out.
-    """
+    ``min_share_preemption_timeout`` defaults to the fair-share time-out."""
     tolerance = settings.fair_share_starvation_tolerance
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0
     min_share_s = _seconds(settings.min_share_preemption_timeout, fair_share_s)
@@ -68,8 +67,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
     """Return the rules of a pool: its own values, else those of its parent, within the limits on the path (6.2).
 
     The tolerance is at most the smallest tolerance limit on the path. Each time-out is at least the largest limit for
-    it on the path. A pool cannot switch off ``enable_aggressive_starvation`` of a pool above.
-    """
+    it on the path. A pool cannot switch off ``enable_aggressive_starvation`` of a pool above."""
     if _inherited(settings) == _NOTHING:
         return parent
     threshold = settings.non_preemptible_resource_usage_threshold
@@ -106,8 +104,7 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
 
     Less privileged means: a smaller tolerance, longer time-outs, a smaller non-preemptible threshold in each resource.
     A pool without a threshold protects no jobs, and an operation cannot change that. An operation's ``min_run_time``
-    applies up to the tree's bound.
-    """
+    applies up to the tree's bound."""
     fair_share_s = max(pool.fair_share_timeout_s, _seconds(options.fair_share_starvation_timeout, 0.0))
     min_share_s = pool.min_share_timeout_s
     if options.min_share_preemption_timeout is not None:

@@ -36,8 +36,7 @@ def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
 def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
     """Return the records to write (None: to delete) that turn the records of ``old`` into those of ``new``.
 
-    Objects are compared by identity; therefore each pool of a changed tree costs only one look-up.
-    """
+    Objects are compared by identity; therefore each pool of a changed tree costs only one look-up."""
     changes: list[tuple[RecordKind, str, dict[str, Any] | None]] = []
     if old.default_tree != new.default_tree:
         changes.append((*SYSTEM, {"default_tree": new.default_tree}))
@@ -127,8 +126,7 @@ def _stored(where: str) -> Iterator[None]:
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
     """Return the configuration from which stored records were made; the records may be in any order.
 
-    Raises StateFileError. Rules between attributes are not checked: an accepted configuration stays in force.
-    """
+    Raises StateFileError. Rules between attributes are not checked: an accepted configuration stays in force."""
     default = str(records.get(SYSTEM, {}).get("default_tree", ""))
     trees: dict[str, TreeConfig] = {}
     pools: dict[str, dict[str, PoolConfig]] = {}

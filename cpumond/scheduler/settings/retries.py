@@ -1,8 +1,7 @@
 """Retry policies: rules by kind of failure, and the choice of the rule when a job ends; pure (semantics.md 3.9).
 
 A rule is text in specifications, in options of pools and on the command line: ``KINDS:TIMES[,OPTION=VALUE...]`` or
-``KINDS:fail``. The first rule that fits decides. The operation's record counts the retries by the text of the rule.
-"""
+``KINDS:fail``. The first rule that fits decides. The operation's record counts the retries by the text of the rule."""
 
 from __future__ import annotations
 

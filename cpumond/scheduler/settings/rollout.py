@@ -2,8 +2,7 @@
 
 A stage applies to the nodes that its filter fits. If several stages fit a node, the lowest level applies. In state
 ``canary``, only the hosts in ``canaries`` have the stage's level; its other hosts have ``previous``. ``check`` compares
-the counters of the canaries' agents with the stage's budget.
-"""
+the counters of the canaries' agents with the stage's budget."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``OPTIONS`` has a row for each option, which is honoured, refused, warned of or ignored. ``operations`` uses these rows
 to read specifications, and the table in ``docs/from-ytsaurus.md`` is made of them. An option that changes the result
-of an operation is honoured or refused, never ignored. Pure.
-"""
+of an operation is honoured or refused, never ignored. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A tree with its pools as one value, as in a file. It is made of a configuration or applied to one (2.12).
 
 A table replaces all options of its tree or pool: an option that the table omits is then not set. A table of a pool
-is matched by ``id`` if a pool of the tree has that id, else by name.
-"""
+is matched by ``id`` if a pool of the tree has that id, else by name."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
     """Make a tree match ``tables``; a missing tree is created.
 
     ``prune``: whether pools that the tables do not name are removed. ``base``: revision that the tree must still have;
-    "" if it may have any.
-    """
+    "" if it may have any."""
 
     tree: str
     tables: TreeTables

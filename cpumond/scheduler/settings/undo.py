@@ -1,7 +1,6 @@
 """Undoes an earlier change of the configuration: all differences of the change are reversed (semantics.md 12.5).
 
-Only values that have not changed since then can be undone: later changes are never overwritten.
-"""
+Only values that have not changed since then can be undone: later changes are never overwritten."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
     """Return commands that would undo ``changes`` one by one. They serve to check rights.
 
     If the parent of a pool that is restored or moved back does not exist now, the command has the nearest existing pool
-    above it. Changes that come with a removed pool or tree, and renames of a parent, are omitted.
-    """
+    above it. Changes that come with a removed pool or tree, and renames of a parent, are omitted."""
     found: list[ConfigCommand] = []
     changes = list(changes)
     whole = {(each.tree, each.pool): each for each in changes if not each.attribute and each.tree}

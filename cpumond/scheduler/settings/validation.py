@@ -54,8 +54,7 @@ def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[s
     """Check the options of a tree and of all its pools. Returns sentences about problems that are allowed.
 
     Raises CommandError for the first violation, with the pool, the rule, the value and the parent. ``name_pattern``: a
-    regular expression for names of pools.
-    """
+    regular expression for names of pools."""
     check_name("pool tree", tree.name, name_pattern)
     _check_tree_options(tree)
     tops: dict[str, str] = {}
@@ -107,8 +106,7 @@ def find_warnings(tree: TreeConfig) -> list[str]:
 def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
     """Describe guarantees that exceed ``total``, the capacity of the tree's nodes; None if they fit.
 
-    Each child of the root counts with its strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
-    """
+    Each child of the root counts with its strong guarantee plus the greater of burst guarantee and flow (2.6, 8)."""
     promised = []
     for pool in tree.pools.values():
         if _sharing(tree, pool.parent) == ROOT_POOL:

@@ -1,7 +1,6 @@
 """``secure_vault``: secrets of a specification, and the environment variables made of them (semantics.md 12.6).
 
-The ``spec`` of records, responses and sentences contain neither the values of the vault nor the names of its keys.
-"""
+The ``spec`` of records, responses and sentences contain neither the values of the vault nor the names of its keys."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a specification without vaults at its root, among its tasks and in each task. A value that is no map stays
     unchanged. A specification that has no vault is returned as the same object.
 
-    The client's command line, which `yt` adds, is also removed: it may contain the vault.
-    """
+    The client's command line, which `yt` adds, is also removed: it may contain the vault."""
     if not _has_vault(spec):
         return spec if isinstance(spec, dict) else dict(spec)
     shown = {key: value for key, value in spec.items() if not is_vault(key)}
@@ -74,8 +72,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     """Read the variables of each job: the whole vault as text YSON, and each key's value. Raises CommandError.
 
     The vault is at the root or, as `yt vanilla` writes it, among the tasks. Errors name the place of the vault, but
-    neither keys nor values: errors are shown, logged and stored.
-    """
+    neither keys nor values: errors are shown, logged and stored."""
     where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
     variables: dict[str, str] = {}
     for number, (key, value) in enumerate(vault.items(), 1):

@@ -8,8 +8,7 @@ There are two kinds of change. A change that must survive a crash is a ``Transac
 ``receive`` (jobs that ended, by a heartbeat), ``settle`` and ``expire`` compute it and change nothing lasting. The
 caller stores its records, then ``apply`` installs it. Starts of jobs depend on each other: they are applied first, and
 stored before an answer contains them (``starts``). Usage, the other kind, is changed at once and never stored: after a
-restart the nodes' heartbeats report it again. Loading a store applies its records.
-"""
+restart the nodes' heartbeats report it again. Loading a store applies its records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Holds off nodes on which jobs fail, and decides whether a failure is the node's fault (semantics.md 2.14). Pure.
 
-Observations of a node are kept in memory only: a scheduler that takes over starts with none, except for cordons.
-"""
+Observations of a node are kept in memory only: a scheduler that takes over starts with none, except for cordons."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The amount of a job is in its last report while the job lives, and in its ``JobRecord`` once it has ended.
 ``Job.settled``, stored with the job's start, is the part of the amount that stored sums contain. A sum and its parts
-are written together; therefore a killed scheduler loses nothing and counts nothing twice.
-"""
+are written together; therefore a killed scheduler loses nothing and counts nothing twice."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def find_accounts(state: State, pool: PoolElement, user: str) -> tuple[Account, 
 def place(state: State, operation: Operation, jobs: Mapping[Element, list[Job]] | None = None) -> None:
     """Move an operation to the accounts of its present pools, with the unsettled amounts of its live jobs.
 
-    ``jobs``: the live jobs of each element, if the caller has them.
-    """
+    ``jobs``: the live jobs of each element, if the caller has them."""
     for element in operation.elements.values():
         assert element.parent is not None
         accounts = find_accounts(state, element.parent, operation.record.user)

@@ -85,8 +85,7 @@ def load(
     """Load the stored data of an earlier run besides the configuration, each kind in its original order.
 
     Jobs with a stored start count as being on their nodes at once. With ``has_unstored_starts`` some starts may not be
-    stored; if so, a tree starts no jobs until its stored nodes have reported their jobs or time out.
-    """
+    stored; if so, a tree starts no jobs until its stored nodes have reported their jobs or time out."""
     _change_stages(state, stages)
     budgets.restore(state, of_budgets)
     for node in nodes:

@@ -1,8 +1,7 @@
 """Commands on trees, pools and operations: each is checked against the whole state before it is stored.
 
 ``prepare`` returns the ``Transaction`` of a command and changes nothing. If it refuses the command, it raises a
-CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.9, 3).
-"""
+CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.9, 3)."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def prepare(
     """Return the change that a command makes; the state stays as it is. Raises CommandError if it is refused.
 
     ``ahead``: operations whose starts are stored in the same write, before this command. A start is also refused if
-    it may depend on more than the number of these operations.
-    """
+    it may depend on more than the number of these operations."""
     if isinstance(command, operations.StartOperation):
         return _prepare_start(state, command, user, now, new_id, ahead)
     if isinstance(command, NodeCommand):
@@ -472,8 +470,7 @@ def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Ite
 def _check_options(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> list[str]:
     """Describe options that have no effect in the pool that an operation would join.
 
-    Raises CommandError for a guarantee without the main resource (2.6).
-    """
+    Raises CommandError for a guarantee without the main resource (2.6)."""
     main = tree.config.settings.main_resource
     if options.min_share_resources and main not in options.min_share_resources:
         text = f'min_share_resources must include "{main}", the main resource of tree "{tree.name}"'

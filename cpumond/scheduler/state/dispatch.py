@@ -52,8 +52,7 @@ def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
     """Return whether a heartbeat without news would start and stop no job, as of the last update: no job is being
     started or stopped, and no operation can use the node's free resources or preempt its jobs. For simulations.
 
-    ``is_barren``: whether it is known that no job fits the node's free resources.
-    """
+    ``is_barren``: whether it is known that no job fits the node's free resources."""
     tree = state.trees.get(node.tree or "")
     if tree is None or not tree.update_count:
         return True
@@ -171,8 +170,7 @@ def count_preemptions_left(state: State, tree: Tree, now: float) -> float:
 def answer(state: State, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
     """Return the response to an accepted heartbeat: jobs that the node must start, and all jobs that it must stop.
 
-    It has at most ``MAX_ORDERS`` starts in ``MAX_ORDER_BYTES``; further starts are in the next responses.
-    """
+    It has at most ``MAX_ORDERS`` starts in ``MAX_ORDER_BYTES``; further starts are in the next responses."""
     node = state.nodes[node_id]
     stop = [
         StopOrder(job.id, job.stop.timeout_s, job.stop.record.kind, job.stop.record.why)
@@ -198,8 +196,7 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     """Make the start requests of one heartbeat response, oldest first.
 
     If there are too many, those that were never sent come first, then those sent longest ago. A job that waits on the
-    node for free resources is not reported; its start, sent again and again, must not displace other starts.
-    """
+    node for free resources is not reported; its start, sent again and again, must not displace other starts."""
     starting = [
         job
         for job in node.jobs.values()

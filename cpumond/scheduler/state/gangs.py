@@ -57,8 +57,7 @@ def _takes_back(state: State, element: OperationElement, now: float) -> bool:
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
     """Start the gang that has the reservation, if the gang fits now.
 
-    The regular stage cannot start it: it requires a node with free resources, and all of them may be reserved.
-    """
+    The regular stage cannot start it: it requires a node with free resources, and all of them may be reserved."""
     kept = find_reservation(state, tree, now)
     if kept is not None:
         place_gang(state, kept.element, now, make_job)
@@ -67,8 +66,7 @@ def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
 def place_gang(state: State, element: OperationElement, now: float, make_job: MakeJob) -> str:
     """Start all jobs that a gang needs, in one step. Returns why this is impossible; "" if it was done.
 
-    A gang is tried at most once per heartbeat period, and less often if many gangs wait.
-    """
+    A gang is tried at most once per heartbeat period, and less often if many gangs wait."""
     last, reason = state.gangs.looked.get(element, (-math.inf, GANG_WAITS))
     if now - last < state.rules.heartbeat_period_s * max(1.0, len(state.gangs.looked) / MOST_TRIES):
         return reason

@@ -293,8 +293,7 @@ def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
 def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     """Adopt an unknown job of the node if the job's operation still needs it; else stop it.
 
-    Returns True if it was adopted.
-    """
+    Returns True if it was adopted."""
     operation = state.operations.get(report.operation_id)
     element = operation.elements.get(node.tree or "") if operation is not None else None
     task = None if operation is None else find_task(operation.record, report.task)
@@ -366,8 +365,7 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
     """Return the reports to process, and ids of all jobs of the node. Returns None for a difference that does not fit.
 
-    A difference omits unchanged jobs. Unchanged jobs that the scheduler does not know are checked each time.
-    """
+    A difference omits unchanged jobs. Unchanged jobs that the scheduler does not know are checked each time."""
     reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}
     if not isinstance(heartbeat, NodeHeartbeat) or heartbeat.base is None:
         return reports, reported

@@ -305,8 +305,7 @@ def sum_totals(state: State) -> None:
 def _assign(state: State, node: Node, now: float) -> None:
     """Put a node into the tree that its tags fit; its jobs of a different tree are aborted (2.2).
 
-    If its tags fit several trees, the node stays in its present tree.
-    """
+    If its tags fit several trees, the node stays in its present tree."""
     matched = state.match_trees(node.tags)
     name = matched[0] if matched else None
     node.matched_trees = tuple(matched) if len(matched) > 1 else ()

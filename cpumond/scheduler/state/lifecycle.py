@@ -79,8 +79,7 @@ def stop(
     """Stop a job: it leaves all counters at once, and is replaced if its operation continues (6.7).
 
     All other jobs of its gang are stopped with it unless ``alone``; the plan of a preemption includes them itself.
-    ``fails``: the job counts as failed.
-    """
+    ``fails``: the job counts as failed."""
     if not job.is_active:
         return  # with its gang
     settings = job.element.tree.config.settings

@@ -52,8 +52,7 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
 
     Raises CommandError for too many nodes or names, and SeveralTreesError if the node's tags fit several trees. Raises
     CommandError for a run of its agent that a later run replaced: two agents with one node id would replace each other
-    for ever. Unless ``may_replace``, it also raises that for an agent without the key of the agent that is online.
-    """
+    for ever. Unless ``may_replace``, it also raises that for an agent without the key of the agent that is online."""
     address = registration.address or registration.node_id
     check_names(registration.node_id, registration.address, registration.tags)
     if registration.node_id not in state.nodes and len(state.nodes) >= MAX_NODES:

@@ -43,8 +43,7 @@ class RefusedStarts:
     def count(self, tree: str, pool: str, limit: int, now: float) -> tuple[int, float]:
         """How many starts the pool refused in the last REFUSED_S, and the cores of their jobs.
 
-        Refusals by a limit lower than ``limit``, the present limit, are not counted: the limit was raised since.
-        """
+        Refusals by a limit lower than ``limit``, the present limit, are not counted: the limit was raised since."""
         entries = self._by_pool.get((tree, pool), ())
         late = [each for each in entries if now - each.at < REFUSED_S and each.limit >= limit]
         return sum(each.starts for each in late), sum(each.cores for each in late)

@@ -103,8 +103,7 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 def take_report(job: Job, report: JobReport, now: float) -> bool:
     """Apply a heartbeat's report of a live job: CPU time and, if the job is active, usage (1.7, 1.8).
 
-    Returns whether the report has a different ``mode`` from the last one: the agent manages the job differently now.
-    """
+    Returns whether the report has a different ``mode`` from the last one: the agent manages the job differently now."""
     if report == job.report:
         return False
     report = drop_implausible(report, job.node, job.start_time, now, job.is_resumed)
@@ -177,8 +176,7 @@ def job_record(
     """Return the record of a live job that has ended.
 
     A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before its time to end
-    was over (6.7). If the node stopped the job by itself, the reason is that of the node (1.9).
-    """
+    was over (6.7). If the node stopped the job by itself, the reason is that of the node (1.9)."""
     stop = job.stop
     is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again in any case
     if finished is not None:

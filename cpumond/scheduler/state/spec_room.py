@@ -1,7 +1,6 @@
 """Bounds the memory of specifications, in total and by user, and the memory of all trees and pools; pure.
 
-The contents of specifications and attributes are kept, stored and shown unchanged; only their size is bounded, here.
-"""
+The contents of specifications and attributes are kept, stored and shown unchanged; only their size is bounded, here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Operations of which no job can start, whichever jobs end. Some of these operations fail, the others are reported;
-pure (semantics.md 2.13, 3.7).
-"""
+pure (semantics.md 2.13, 3.7)."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
     """Return whether the operation's own filter fits no online node, in any of its trees.
 
     Returns False if no node is online at all: then the filter is not the cause. ``online``: results so far, whether any
-    node of a ``Fitting`` is online.
-    """
+    node of a ``Fitting`` is online."""
     if operation.is_held or not operation.needed or operation.active_job_count:
         return False
     elements = operation.elements.values()

@@ -20,8 +20,7 @@ class Stops:
     includes completed jobs.
 
     ``why`` is a sentence, ``cause`` the reason of ``yt``. ``timeout_s``: seconds that the jobs have to end, None for
-    the value of their tree.
-    """
+    the value of their tree."""
 
     operation_id: str
     why: str
@@ -35,8 +34,7 @@ class Transaction(msgspec.Struct, frozen=True):
     """A change that is stored before it is applied. Its records replace those with the same key. It is a struct, since
     several are made for each command, and a dataclass would set each field by a call.
 
-    ``id`` and ``warnings`` are only for the caller.
-    """
+    ``id`` and ``warnings`` are only for the caller."""
 
     config: Config | None = None
     operations: tuple[OperationRecord, ...] = ()

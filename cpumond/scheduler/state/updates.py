@@ -34,8 +34,7 @@ def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) ->
 def progress_of(tree: Tree) -> dict[str, Any]:
     """Return volumes of integral pools, and since when elements are below their share (9). Stored after each update.
 
-    Explicit pools are keyed by id. Therefore a renamed pool keeps its volume, and a new pool with its name has none.
-    """
+    Explicit pools are keyed by id. Therefore a renamed pool keeps its volume, and a new pool with its name has none."""
     volumes = {
         pool.config.id: pool.volume for pool in tree.pools.values() if pool.config is not None and is_integral(pool)
     }

@@ -1,7 +1,6 @@
 """Store of the scheduler's state: records of bytes, each under a kind and a key, changed in batches.
 
-A store does not interpret the records. One process writes them. Code that reads the state never queries the store.
-"""
+A store does not interpret the records. One process writes them. Code that reads the state never queries the store."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Store(Protocol):
 
     Kinds, keys and subjects are any text without lone surrogates; values are any bytes. Used by one thread at a time,
     not necessarily by the one that opened the store; ``read_log`` by any. ``lost_total``: number of times that another
-    program removed the store and it was written again. ``commit_s``: seconds in which the last write became durable.
-    """
+    program removed the store and it was written again. ``commit_s``: seconds in which the last write became durable."""
 
     lost_total: int
     commit_s: float
@@ -70,8 +68,7 @@ class Store(Protocol):
 
         Once this returns, the changes survive the end of the process and a loss of power. Raises StoreError: nothing
         was changed, and the next write may succeed. A process killed during a write leaves the whole batch or nothing
-        of it. An empty batch only restores files that are missing where the next process looks for them.
-        """
+        of it. An empty batch only restores files that are missing where the next process looks for them."""
         ...
 
     def read_log(
@@ -81,8 +78,7 @@ class Store(Protocol):
         than ``since``; the newest first, each with its number. Numbers rise, with gaps; none is given twice.
 
         May be called from any thread at any time; does not wait for writes. Damaged entries are left out and reported
-        in the program's log. Raises StoreError.
-        """
+        in the program's log. Raises StoreError."""
         ...
 
     def cut_log(self, until: float, max_bytes: int) -> int:

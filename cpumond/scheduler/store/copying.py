@@ -32,8 +32,7 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
 
     An incomplete copy in the destination is removed first. The term is copied, too: in PostgreSQL the next leader's
     term is higher than it; SQLite keeps it for copying back. Raises UsageError; RefusedError if the destination is not
-    empty; StoreError, ConfigError, UnavailableError.
-    """
+    empty; StoreError, ConfigError, UnavailableError."""
     if describe_place(source) == describe_place(destination):
         raise UsageError("--from and --to: are the same store")
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,7 @@
 """Leadership as values: what this scheduler knows of the lease, what it does next, and until when it may answer.
 
 All times are seconds of this host's own clock, which never steps and runs on while the host sleeps. A lease counts from
-the moment at which its renewal was sent: here it ends earlier than in the store.
-"""
+the moment at which its renewal was sent: here it ends earlier than in the store."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ stores hold the lock WRITE, shared; their sessions are found by it. A write is o
 it locks the lease's row. A take-over waits for the writes in progress; writes that wait for a take-over write nothing.
 
 A write that lost its connection may have been made or not. Its session is ended at the server and the write repeated,
-which changes nothing if it was made. If this is still unknown after OUTCOME_S, the lead is lost: FencedError.
-"""
+which changes nothing if it was made. If this is still unknown after OUTCOME_S, the lead is lost: FencedError."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``cpumond_log``: the entries; a trigger refuses to change one. ``cpumond_log_subjects``: numbers of entries by subject.
 ``cpumond_log_cut``: one row with the highest dropped number, so that no number is given twice. The leader gives the
-numbers, not the database: a repeated write adds nothing twice.
-"""
+numbers, not the database: a repeated write adds nothing twice."""
 
 from __future__ import annotations
 

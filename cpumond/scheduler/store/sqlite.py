@@ -7,8 +7,7 @@ Files beside the database ``PATH``:
 - ``PATH.aside-<n>``: a database that was moved there by ``set_aside``;
 - ``PATH-wal.damaged-<n>``: the copy of a log that SQLite did not read to its end.
 
-Files that turn out to be damaged are not changed.
-"""
+Files that turn out to be damaged are not changed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``log``: the entries, each with a checksum; a trigger refuses to change one. ``log_subjects``: numbers of entries by
 subject. ``log_cut``: one row with the highest dropped number, so that no number is given twice. Everything uses the
-store's connection, inside its caller's transactions.
-"""
+store's connection, inside its caller's transactions."""
 
 from __future__ import annotations
 

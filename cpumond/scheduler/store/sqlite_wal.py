@@ -31,8 +31,7 @@ def report_dropped_writes(path: str) -> None:
 
     A connection that has read something must be open: SQLite has then noted in the log's index which valid frame is the
     last. That connection must be closed before the writing one is opened: closing the index here releases all locks
-    that this process has on it, and another program would then assume that the index is unused.
-    """
+    that this process has on it, and another program would then assume that the index is unused."""
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
         return

@@ -6,8 +6,7 @@ the program's exit handlers. It ends when its parent does.
 
 After a fork, the kernel copies a page on the first write to it. The parent's next update writes to nearly all of them:
 in a large process that stops the event loop for a few tenths of a second. Therefore the parent has its pages copied by
-a thread, for which the kernel does not need the interpreter's lock.
-"""
+a thread, for which the kernel does not need the interpreter's lock."""
 
 from __future__ import annotations
 

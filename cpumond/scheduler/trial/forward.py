@@ -1,8 +1,7 @@
 """Simulation: the state runs in virtual time with its own updates, heartbeats, commands and obedient nodes. Pure.
 
 The state itself is run and changed, so the caller gives a copy. The ``Load`` decides what jobs and users do. As in the
-service, events are handled one by one in the order of their times.
-"""
+service, events are handled one by one in the order of their times."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Expected behaviour of jobs and users, as measured on known operations: run times, arrivals, reclaim. Pure.
 
 Values of an operation come from the first of these groups with enough jobs: its own; those of similar operations (title
-without numbers, task, user, pool); those of its user in its pool; those of its pool; those of its tree.
-"""
+without numbers, task, user, pool); those of its user in its pool; those of its pool; those of its tree."""
 
 from __future__ import annotations
 

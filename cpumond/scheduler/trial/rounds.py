@@ -1,7 +1,6 @@
 """Starts on resources that are free now: updates and heartbeats of the state until nothing more starts. Pure.
 
-The state is changed, so the caller gives a copy (``fork``). No job ends or is preempted.
-"""
+The state is changed, so the caller gives a copy (``fork``). No job ends or is preempted."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ line follows whenever a job changes. The agent sends ``start`` for a new job, ``
 starting, running, ended, failed.
 
 The directory of a job contains, for stdout and likewise for stderr: the FIFO ``stdout.fifo``, the log ``stdout``, the
-part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first byte of ``stdout``.
-"""
+part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first byte of ``stdout``."""
 
 from __future__ import annotations
 

@@ -82,8 +82,7 @@ class _Job:
 class SystemdExecutor(Executor):
     """Talks to the bus in its own thread, where each job is a task.
 
-    ``cgroups`` is only for counters: systemd creates them. ``runtime_dir`` holds secrets of jobs being started.
-    """
+    ``cgroups`` is only for counters: systemd creates them. ``runtime_dir`` holds secrets of jobs being started."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -482,8 +481,7 @@ class SystemdExecutor(Executor):
 
         At a reload, systemd reads its units from its own files. systemd 252 writes ``$`` and ``;`` there in a way that
         it reads back with a backslash. This does not change running commands, only a command that is about to run. If
-        it is unknown whether the command or the reload came first, return True.
-        """
+        it is unknown whether the command or the reload came first, return True."""
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
         try:

@@ -35,8 +35,7 @@ def open_journal(unit: str, stream: LogStream) -> socket.socket:
     """Open a journal stream for stdout or stderr of a job, as systemd itself does, but with its own priority.
 
     journald files each line under the unit of the process that wrote the line or, if that process has ended, under
-    ``unit``. Only root may choose ``unit``. Raises OSError.
-    """
+    ``unit``. Only root may choose ``unit``. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Then a full queue is also reported at once.
@@ -59,8 +58,7 @@ def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, in
 
     The total is that of the journal; for a log too long to count in 1 s, it is that of the log's last part. The journal
     keeps neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
-    (journald.conf(5), RateLimitBurst=).
-    """
+    (journald.conf(5), RateLimitBurst=)."""
     unit = unit_name(job_id)
     _sync()
     try:
@@ -109,8 +107,7 @@ def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
     """Return the last bytes of the output in the matching entries, read from the end, and its total number of bytes.
 
     The export format is used: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
-    Raises OSError, subprocess.TimeoutExpired.
-    """
+    Raises OSError, subprocess.TimeoutExpired."""
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]
     command = [*_COMMAND, *options, *matches]
     pieces: list[bytes] = []

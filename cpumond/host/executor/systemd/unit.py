@@ -37,8 +37,7 @@ ALL_RIGHT: Final = (
 )
 """Exit codes and signals after which the unit stays "active (exited)", with its cgroup, until its result is taken.
 
-All are included except those by which systemd reports that it could not run the program. No exit code is a failure.
-"""
+All are included except those by which systemd reports that it could not run the program. No exit code is a failure."""
 
 EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
 _EXIT_WORDS: Final = {
