@@ -19,6 +19,7 @@ from cpumond.scheduler.settings.operations import (
     UpdateOperation,
     count_job,
     find_unrecognized,
+    needed_jobs,
     read_changed_acl,
     read_parameters,
     read_spec,
@@ -532,6 +533,13 @@ def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
         record = count_job(record, ended("a", state, ""), 5.0)
     assert not record.is_finished
     assert getattr(record.counts["a"], state) == 20
+
+
+def test_needed_jobs_are_those_neither_completed_nor_active():
+    record = record_of(Task("a", 5), Task("b", 2))
+    for state in ("completed", "failed"):
+        record = count_job(record, ended("a", state), 1.0)
+    assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
 
 
 def test_an_order_says_what_the_job_needs(world):
