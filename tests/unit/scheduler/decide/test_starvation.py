@@ -170,6 +170,16 @@ def test_6_2_status_of_an_operation(usage, fair, demand, guarantee, status):
     assert element.starvation_status == "non_starving"
 
 
+def test_6_2_the_largest_components_are_compared():
+    world = World()
+    node = world.node(cpu=100.0, memory=100.0)
+    element = world.operation("o", needs=1)
+    world.job(element, node, 10.0, 40.0)
+    element.fair_share, element.demand_share = (0.0, 0.5, 0.0, 0.1, 0.0), (0.0, 1.0, 0.0, 1.0, 0.0)
+    update_starvation(world.tree, 0.0)
+    assert element.scheduling_status == "normal"
+
+
 def test_6_2_the_other_status_keeps_the_timer_and_changes_the_time_out():
     world, element = one_operation(0.1, 0.5, min_share_preemption_timeout=15_000.0)
     update_starvation(world.tree, 0.0)
@@ -211,6 +221,15 @@ def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, ti
     assert element.starvation_status == "non_starving"
     update_starvation(world.tree, timeout_s + 0.01)
     assert element.starvation_status == "starving"
+
+
+def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
+    world = World(enable_pool_starvation=False)
+    world.node(cpu=100.0)
+    pool = give(world.pool("p"), 0.5)
+    starve(pool)
+    update_starvation(world.tree, 100.0)
+    assert (pool.starvation_status, pool.scheduling_status, pool.below_since) == ("non_starving", "normal", None)
 
 
 def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_any_pool_above():

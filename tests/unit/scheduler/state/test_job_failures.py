@@ -11,7 +11,7 @@ from scheduler_world import PlayedNode, World, make_task
 from cpumond.api.updated_tree import look_once
 from cpumond.api.yt.lazy import materialise
 from cpumond.api.yt.orchid import operation_info
-from cpumond.core.wire import AgentAbout
+from cpumond.core.wire import AgentAbout, StopOrder
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, StartOperation
@@ -150,6 +150,28 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     world.settle_down(10, 60.0)
     attributes = error_of(world, operation)["attributes"]
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
+
+
+def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operation(world):
+    node = world.node("n1")
+    operation = world.start("p", fail_on_job_restart=True)
+    world.step()
+    node.finish(next(iter(node.jobs)), "lost")
+    world.settle_down()
+    assert error_of(world, operation)["code"] == 210
+
+
+def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_of_the_scheduler(world):
+    node = world.node("n1")
+    operation = world.run("p", fail_on_job_restart=True)
+    (job,) = node.jobs
+    node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
+    world.restart()
+    world.settle_down(3)
+    assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
+    node.let_go(job, start_time=world.now - 9.0)
+    world.settle_down()
+    assert error_of(world, operation)["attributes"]["job_abort_reason"] == "resource_overdraft"
 
 
 def test_a_restart_fails_an_operation_that_is_half_begun(world):

@@ -274,6 +274,20 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
     assert world.states([operation]) == ("c" if state == "completed" else "r")
 
 
+def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over(world):
+    node, operation, job = stop_slowly(world)
+    world.resume(operation)
+    lose(world)
+    node.register()
+    world.set_operation(operation, resource_limits={"cpu": 0})
+    world.settle_down()
+    assert world.jobs_of(operation) == []
+    assert node.heard.stop == []
+    node.let_go(job)
+    world.settle_down()
+    assert world.job_counts(operation) == JobCounts(aborted=1)
+
+
 def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_when_it_comes_back(world):
     node = world.node("n1", cpu=1)
     operation = run(world)
