@@ -530,6 +530,13 @@ def test_1_9_jobs_on_reclaimed_cpu_go_first_of_both_parts_those_beyond_the_guara
     assert told[ordinary] == ""
 
 
+def test_1_9_ordinary_jobs_beyond_the_guarantee_of_their_pool_go_before_later_ones_within_theirs():
+    _, node, jobs = reclaimed_rivals()
+    for job in node.jobs.values():
+        job.reclaimed = False
+    assert chosen(node) == [*jobs["ordinary"], jobs["beyond"][2]]
+
+
 def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_granted_of_its_flow():
     world, node, jobs = reclaimed_rivals()
     beyond = world.tree.pools["beyond"]

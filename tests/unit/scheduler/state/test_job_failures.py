@@ -310,6 +310,15 @@ def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(wo
     assert record.reason == "exit code 17 is its restart_exit_code: its work is started again"
 
 
+def test_a_restart_exit_code_needs_no_interruption(world):
+    node = world.node("n1")
+    operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1, fail_on_job_restart=True)
+    end(world, node, job_of(world, operation), exit_code=17)
+    assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
+    end(world, node, job_of(world, operation), exit_code=16)
+    assert world.record(operation).state == "failed"
+
+
 def test_a_restart_exit_code_counts_of_a_job_that_ended_before_it_was_taken_over(world):
     node = world.node("n1")
     operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1)
@@ -349,6 +358,25 @@ def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(wor
     node.let_go(interrupt(world, node, operation), "failed", exit_code=3)
     world.settle_down()
     assert world.job_counts(operation) == JobCounts(aborted=1)
+
+
+def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(world):
+    node = world.node("n1")
+    operation = world.run("p", jobs=2, task={"restart_exit_code": 17}, is_gang=True)
+    before = set(node.jobs)
+    end(world, node, job_of(world, operation), exit_code=17)
+    world.settle_down()
+    assert not before & set(node.jobs)
+    assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(lost=1, aborted=1), 2)
+
+
+def test_a_completed_job_of_a_gang_starts_again_alone(world):
+    node = world.node("n1")
+    operation = world.run("p", jobs=2, task={"restart_completed_jobs": True}, is_gang=True)
+    first, second = node.jobs
+    end(world, node, first, "completed")
+    assert (len(node.jobs), second in node.jobs) == (2, True)
+    assert world.job_counts(operation) == JobCounts(lost=1)
 
 
 def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):
