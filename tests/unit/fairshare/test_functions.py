@@ -31,34 +31,15 @@ def gang(demand: Vector, limits: Vector = ONE) -> ShareFunction:
     return gang_function(demand, limits)
 
 
-def weighted(functions: list[ShareFunction], weights: Sequence[float] | None = None, improved: bool = False) -> Path:
+def weighted(functions: list[ShareFunction], weights: Sequence[float] | None = None) -> Path:
     """The complete path of a fair_share pool."""
-    return weighted_path(functions, factors_of(weights or [1.0] * len(functions)), 1.0, improved)
-
-
-def fifo(*functions: ShareFunction) -> Path:
-    """The complete path of a FIFO pool."""
-    return fifo_path(list(functions), True)
-
-
-def pool(path: Path, guarantee: Vector = ZERO, limits: Vector = ONE) -> ShareFunction:
-    """The function of a pool with a complete path."""
-    function = pool_function(path, guarantee, limits)
-    assert function is not None
-    assert function.horizon == 1.0
-    return function
-
-
-def factors_of(weights: Sequence[float]) -> list[float]:
-    smallest = min(w for w in weights if w > 1e-9)
-    return [w / smallest for w in weights]
+    smallest = min(weights or [1.0])
+    factors = [weight / smallest for weight in weights or [1.0] * len(functions)]
+    return weighted_path(functions, factors, 1.0, False)
 
 
 def near(v: Vector, tolerance: float = CLOSE) -> object:
     return pytest.approx(v, abs=tolerance, rel=0.0)
-
-
-# ---- gangs
 
 
 @pytest.mark.parametrize(("limit", "gets"), [(0.5, True), (math.nextafter(0.5, 0.0), False)])
@@ -72,65 +53,6 @@ def test_a_gang_that_demands_the_whole_cluster_gets_nothing():
     """21: its jump sits at suggestion 1 and is trimmed."""
     assert gang(vec(cpu=1.0, memory=0.2)).value(1.0) == ZERO
     assert gang(vec(cpu=math.nextafter(1.0, 0.0))).value(1.0) == vec(cpu=math.nextafter(1.0, 0.0))
-
-
-# ---- pools
-
-
-def path_value(path: Path, x: float) -> Vector:
-    """A(x) of a pool, summed child by child (9.2, 9.3)."""
-    if path.factors is None:
-        scaled = [min(max(x - k, 0.0), 1.0) for k in range(len(path.functions))]
-    else:
-        scaled = [min(1.0, x * factor) for factor in path.factors]
-    return sum_vectors([f.value(s) for f, s in zip(path.functions, scaled, strict=True)])
-
-
-# ---- guarantees, limits and jumps, met exactly
-
-
-HALF_THEN_GANG = [op(vec(cpu=0.25)), gang(vec(cpu=0.5))]
-QUARTER_THEN_GANG = [op(vec(cpu=0.25)), gang(vec(cpu=0.75))]
-FLAT = weighted([op(vec(cpu=1.0)), op(vec(memory=0.5))], [4.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("path", "bounds", "value"),
-    [
-        pytest.param(weighted(HALF_THEN_GANG), {"limits": vec(cpu=0.75)}, vec(cpu=0.75), id="a jump up to the limit"),
-        pytest.param(weighted(HALF_THEN_GANG), {"limits": vec(cpu=0.7)}, vec(cpu=0.25), id="a jump beyond the limit"),
-        pytest.param(weighted(QUARTER_THEN_GANG), {}, vec(cpu=0.25), id="a jump at 1 is trimmed"),
-        pytest.param(weighted(QUARTER_THEN_GANG), {"guarantee": vec(cpu=0.25)}, vec(cpu=1.0), id="a guaranteed start"),
-        pytest.param(FLAT, {}, vec(cpu=1.0, memory=0.25), id="what is flat at 1 is trimmed"),
-        pytest.param(FLAT, {"guarantee": vec(cpu=0.125)}, vec(cpu=1.0, memory=0.5), id="flat below 1 is not"),
-        pytest.param(FLAT, {"limits": vec(cpu=1.0, memory=0.375)}, vec(cpu=1.0, memory=0.25), id="flat, with a limit"),
-        pytest.param(
-            fifo(op(vec(cpu=0.5)), op(vec(cpu=0.5)), op(vec(memory=0.5))), {}, vec(cpu=1.0), id="a full FIFO pool"
-        ),
-        pytest.param(
-            fifo(op(vec(cpu=0.5)), op(vec(cpu=0.499)), op(vec(memory=0.5))), {}, vec(cpu=0.999, memory=0.5),
-            id="a FIFO pool that is not full",
-        ),
-    ],
-)  # fmt: skip
-def test_bounds_that_are_met_exactly(path, bounds, value):
-    """9.4, 21: at suggestion 1 the least fit factor that reaches l counts if l - g is 1, else the greatest."""
-    assert pool(path, **bounds).value(1.0) == near(value)
-
-
-# ---- sums near a bound are decided exactly
-
-
-def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
-    """9.4: in whatever order they jump, their sum in the order of the children decides."""
-    rng = random.Random(94)
-    for _ in range(100):
-        demands = [rng.randrange(1, 100) / 1000.0 for _ in range(rng.randint(2, 9))]
-        path = weighted([gang(vec(cpu=d)) for d in demands])
-        exact = sum_in_order(demands)
-        assert pool(path, limits=vec(cpu=exact)).value(1.0) == near(vec(cpu=exact))
-        slightly_less = pool(path, limits=vec(cpu=math.nextafter(exact, 0.0))).value(1.0)[1]
-        assert slightly_less <= exact - min(demands) / 2.0
 
 
 def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():
@@ -174,7 +96,9 @@ def test_a_steep_rise_is_summed_exactly():
         beyond = [n for n, x in enumerate(path.xs) if x * max(weight, 1.0) > 0.31]
         assert beyond
         for n in beyond:
-            assert path.values[n] == near(path_value(path, path.xs[n]), 1e-15)
+            suggestions = [min(1.0, path.xs[n] * factor) for factor in path.factors or ()]
+            parts = [each.value(s) for each, s in zip(path.functions, suggestions, strict=True)]
+            assert path.values[n] == near(sum_vectors(parts), 1e-15)
 
 
 def test_on_a_steep_rise_other_children_go_on():
@@ -204,9 +128,6 @@ def test_a_steep_rise_up_to_the_end_of_what_is_known():
     path = weighted_path([known, op(vec(cpu=0.9))], [1.0, 1.0], known.horizon, False)
     assert path.xs[-1] == known.horizon
     assert path.values[-1] == near(vec(cpu=0.6 + 2 * WIDTH, memory=0.5), 1e-15)
-
-
-# ---- prefixes
 
 
 def test_a_rise_shorter_than_rounding_counts_as_a_jump():
