@@ -115,6 +115,16 @@ def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_rest
     assert_consistent(world.state)
 
 
+@pytest.mark.parametrize("default", ["fifo", "nowhere", "ephemeral"])
+def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default):
+    world = World(default_parent_pool=default)
+    world.create_pool("fifo", mode="fifo")
+    if default == "ephemeral":
+        world.start("ephemeral", user="other")
+    world.start("new")
+    assert world.pool("new").parent is world.tree().root
+
+
 # --- 2.9, ephemeral pools
 
 

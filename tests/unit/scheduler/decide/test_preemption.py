@@ -104,6 +104,23 @@ def test_6_4_jobs_below_the_non_preemptible_threshold(threshold, expected):
     assert lists(element) == expected
 
 
+def test_6_4_lists_are_made_again_only_when_old():
+    world = World()
+    node = world.node()
+    element = world.operation("o", needs=9)
+    first, second = world.jobs(element, node, 2)
+    give(element, 0.0)
+    assert lists(element) == [P, P]
+    element.fair_share = amount(0.2)
+    assert lists(element) == [P, P]
+    element.lists_are_old = True
+    assert lists(element) == [N, A]
+    # 8: a lowered limit lets more jobs fit below the border
+    change_usage(first, amount(0.4))
+    assert lists(element) == [N, N]
+    assert second.preemptibility == N
+
+
 @pytest.mark.parametrize(
     ("tree", "own", "strict", "protected"),
     [
@@ -605,6 +622,26 @@ def test_6_6_the_record_says_who_for_whom_and_why():
     assert record.freed["cpu"] == 1.0
     assert victim is jobs[9]
     assert world.tree.root.usage == amount(10.0)
+
+
+def test_6_6_the_reason_names_the_pool_that_starves():
+    world, node, _, poor = pools_world()
+    poor.starvation_status = "non_starving"
+    starve(world.tree.pools["poor_pool"], "aggressively_starving", since=95.0)
+    plan = plan_for(node, poor, priority="aggressive")
+    assert plan is not None
+    assert plan.victims[0][1].startswith(
+        'pool "poor_pool" is aggressively starving: it has been below its share for 5 s, with '
+    )
+
+
+@pytest.mark.parametrize("kind", ["limit_violated", "overcommit", "graceful", "aborted"])
+def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
+    _, _, jobs, _ = duel([1.0], 1.0)
+    record = make_record(jobs[0], kind, "a reason", 5.0)
+    assert record.why.endswith(": a reason")
+    assert (record.preemptor_job_id, record.preemptor_operation_id, record.priority) == ("", "", "")
+    assert not make_record(jobs[0], kind, "", 5.0).why.endswith(": ")
 
 
 # --- cost

@@ -84,3 +84,11 @@ def test_means_survive_a_restart_also_of_a_pool_that_is_gone() -> None:
     a, ann = shares(world, "a", "ann")
     assert a == pytest.approx(0.8, abs=0.02)
     assert ann == pytest.approx(0.2, abs=0.02)
+
+
+def test_without_the_option_nothing_is_kept() -> None:
+    world = World()
+    world.node("n", cpu=8)
+    world.run("a", jobs=8)
+    assert world.tree().root.history is None
+    assert "histories" not in progress_of(world.tree())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_world import World
+from scheduler_world import TREE, World
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon
+from cpumond.scheduler.state import dispatch, heartbeats
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.state.transaction import Transaction
 
@@ -23,6 +24,18 @@ def world() -> World:
     for name in ("n1", "n2"):
         world.node(name, cpu=4.0)
     return world
+
+
+def test_an_order_that_was_not_sent_yet_is_kept(world):
+    operation = world.start(jobs=4)
+    world.update()
+    heartbeats.receive(world.state, world.nodes["n1"].heartbeat(), world.now)
+    dispatch.schedule(world.state, "n1", world.now, world.new_id)
+    world.do(CordonNode("n1"))
+    world.store_starts()
+    world.settle_down()
+    assert len(world.nodes["n1"].jobs) == 4
+    assert names(world, operation) == ["n1"] * 4
 
 
 def test_nobody_is_preempted_on_a_cordoned_node_but_limits_hold_there(world):
@@ -141,6 +154,14 @@ def test_a_node_that_is_away_can_be_uncordoned_and_is_forgotten_then(world):
     assert not world.state.nodes["n1"].cordoned
 
 
+def test_a_cordon_does_not_call_a_silent_node_back(world):
+    world.step(61.0, world.nodes["n2"])
+    seen = world.state.nodes["n1"].last_seen
+    world.do(CordonNode("n1"))
+    assert not world.state.nodes["n1"].is_online
+    assert world.state.nodes["n1"].last_seen == seen
+
+
 def test_drain_after_cordon_and_the_other_way_round(world):
     operation = world.start(jobs=4)
     world.step(1.0, world.nodes["n1"])
@@ -177,3 +198,9 @@ def test_an_unknown_node_is_refused_with_the_name_that_may_be_meant(world):
     with pytest.raises(CommandError, match='Node "n11" is not registered; did you mean "n1"') as caught:
         world.do(CordonNode("n11"))
     assert caught.value.code == RESOLVE
+
+
+def test_a_node_whose_tags_fit_several_trees_keeps_its_tree_when_it_is_cordoned(world):
+    world.state.nodes["n1"].matched_trees = (TREE, "other")
+    (record,) = world.do(CordonNode("n1")).kept_nodes
+    assert (record.tree, record.tags, record.capacity["cpu"]) == (TREE, (), 4.0)

@@ -106,6 +106,13 @@ def test_gang_2_the_variables_of_two_tasks(world):
     assert {told["YT_OPERATION_INCARNATION"] for told in jobs} == {world.record(operation).incarnation}
 
 
+def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world):
+    world.node("n1")
+    operation = world.run("p")
+    ((_, told),) = played(world, operation).values()
+    assert not [name for name in told if "GANG" in name or "INCARNATION" in name or name == "YT_JOB_COUNT"]
+
+
 def test_gang_3_one_is_aborted_and_all_start_again_where_they_were(world):
     operation = run(world)
     before, first = places(world, operation), world.record(operation).incarnation

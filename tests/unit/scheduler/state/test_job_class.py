@@ -49,6 +49,13 @@ def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_
     assert [order.has_ceiling for order in orders] == [True] * 4 + [False] * 3
 
 
+def test_orders_that_meet_the_capacity_exactly_are_ordinary():
+    world = World()
+    world.node("n", cpu=0.3)
+    operation = world.run(jobs=3, cpu=0.1)
+    assert classes(world, operation) == ["ordinary"] * 3
+
+
 def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
     world = World()
     node = world.node("n", cpu=4.0)

@@ -245,6 +245,13 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     assert (world.record(operation).suspended, world.job_counts(operation).failed) == (True, 2)
 
 
+def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(world):
+    node = world.node("n1")
+    operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
+    end(world, node, job_of(world, operation))
+    assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
+
+
 # --- restart_completed_jobs
 
 

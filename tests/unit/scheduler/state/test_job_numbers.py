@@ -9,7 +9,7 @@ import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.core.wire import HeartbeatAnswer, StopOrder
-from cpumond.scheduler.elements.job_numbers import TaskNumbers
+from cpumond.scheduler.elements.job_numbers import EndingJob, TaskNumbers
 from cpumond.scheduler.state.node_commands import CordonNode
 
 LOST_S = 301.0
@@ -197,6 +197,18 @@ def test_each_step_costs_the_same_for_any_number_of_jobs():
         task.give_back(cookie, f"a{cookie}")
     assert [task.take(f"b{number}", most) for number in range(most // 2)] == list(range(0, most, 2))
     assert all(task.is_taken(cookie) for cookie in range(most))
+
+
+def test_a_cookie_of_a_job_that_ends_is_given_last():
+    task = TaskNumbers("t")
+    assert [task.take(name, 3) for name in "ab"] == [0, 1]
+    task.note_ending(0, EndingJob("a", "n1"))
+    task.give_back(0, "a")
+    assert task.take("c", 3) == 2
+    assert task.take("d", 3) == 0
+    assert task.find_ending(0) == EndingJob("a", "n1")
+    task.note_ended(0, "a")
+    assert task.find_ending(0) is None
 
 
 def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[PlayedNode, PlayedNode, str, str]:

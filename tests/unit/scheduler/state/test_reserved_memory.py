@@ -14,9 +14,9 @@ from cpumond.fairshare.resources import MEMORY
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import CommandError, Task
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.settings.operations import read_spec
+from cpumond.scheduler.settings.operations import StartOperation, read_spec
 
 MIB = 2**20
 LIMIT = 512 * MIB
@@ -195,6 +195,13 @@ def test_an_operation_in_several_trees_reserves_less_where_all_of_them_say_so():
     assert next_reserve(world, operation_id) == 0.5
 
 
+def test_a_task_without_memory_limit_reserves_none():
+    world, _ = make()
+    operation_id = start(world, memory_limit=0)
+    assert world.record(operation_id).tasks[0].memory_reserve == 0
+    assert len(world.jobs_of(operation_id)) == 10
+
+
 def test_jobs_above_their_reserve_are_counted_and_told_of():
     world, node = make()
     operation_id = start(world)
@@ -224,3 +231,12 @@ def test_jobs_above_their_reserve_are_counted_and_told_of():
 def test_options_of_the_digest_have_bounds(option, value):
     with pytest.raises(CommandError, match=f"spec/tasks/t/{option}: expected"):
         read_spec({"tasks": {"t": {"command": "true", "job_count": 1, option: value}}}, dict)
+
+
+def test_a_job_that_fits_by_its_reserve_is_not_told_to_be_too_large():
+    world, _ = make(memory=300 * MIB)
+    done = world.do(StartOperation({"tasks": {"t": {"command": "true", "job_count": 1, "memory_limit": LIMIT}}}), "u")
+    assert done.warnings == ()
+    world.settle_down()
+    assert reserves(world, done.id) == [256.0]
+    assert Task("t", 1, memory_limit=5, memory_reserve=2).resources[MEMORY] == 2.0

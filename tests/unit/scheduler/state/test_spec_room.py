@@ -95,6 +95,11 @@ def test_trees_and_pools_are_bounded_in_all_also_over_a_restart(monkeypatch):
     assert world.state.config_bytes == spec_room.weigh_change(Config({}), world.state.config)
 
 
+def test_one_wide_character_makes_all_of_its_text_wide():
+    assert weigh("a" * 1000 + "\U0001f600") > 4000
+    assert weigh({"a" * 1000 + "\U0001f600": 1}) > 4000
+
+
 def test_operations_of_a_pool_that_say_the_same_have_it_once_and_each_is_shown_as_it_came():
     world = World()
     first, second, other = (world.start("p", annotations={"n": value}) for value in (1, 1, True))

@@ -235,6 +235,13 @@ def test_2_2_a_node_that_is_not_known_and_fits_two_trees_is_an_alert_while_it_tr
     assert ("node_in_several_trees", f"n{KEPT_REFUSED}") not in alerts(world)
 
 
+def test_2_2_its_own_address_is_one_of_the_tags():
+    world = World(nodes_filter="n1")
+    world.node("n1")
+    world.node("n2")
+    assert set(world.tree().nodes) == {"n1"}
+
+
 def test_2_3_operations_leave_a_removed_tree():
     world = World(nodes_filter="!x")
     world.create_tree("other", nodes_filter="x")
@@ -392,6 +399,16 @@ def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(w
     for receipt in receipts:
         world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
     assert world.job_counts(operation) == JobCounts(completed=1)
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "aborted", "lost"])
+def test_only_completed_jobs_are_not_wanted_again(world, state):
+    node = world.node("n1", cpu=4)
+    operation = busy(world, jobs=2)
+    node.finish(next(iter(node.jobs)), state)
+    world.settle_down()
+    assert getattr(world.job_counts(operation), state) == 1
+    assert len(node.jobs) == (1 if state == "completed" else 2)
 
 
 @pytest.mark.parametrize("state", ["completed", "failed"])
