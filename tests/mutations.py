@@ -55,6 +55,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("return found.engine is not None and not found.engine.is_named", "return False"),
     ],
     "test_link.py": [
+        ('if before.problem:\n            log.info("engine_back"', 'if False:\n            log.info("engine_back"'),
         ("msgspec.structs.replace(before, problem=problem), problem", "EngineView(key[0], problem=problem), problem"),
     ],
     "test_kubernetes.py": [
@@ -187,6 +188,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("WriteVerdict.STORED: self._undo,", "WriteVerdict.STORED: self._respect_or_undo,"),
     ],
     "test_unit_troubles.py": [
+        ("                self._missing = True\n", "                pass\n"),
         ("or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)", "or True)"),
     ],
     "test_looks.py": [

@@ -194,6 +194,15 @@ def test_odd_answers_are_one_sentence(odd: OddServer, status: int, body: bytes, 
     assert result.stderr.count("\n") == 1
 
 
+def test_an_answer_that_is_not_packed_as_it_says_is_one_sentence(odd: OddServer) -> None:
+    odd.body, odd.encoding = b"hello", "gzip"
+    result = run(odd.url, "--match", f'instance=~"{"x" * 100_000}"')
+    assert (result.returncode, result.stdout) == (69, "")
+    assert result.stderr.startswith(f"cpumond: {odd.url}: the connection to Prometheus failed: ")
+    assert odd.seen[-1]["content-type"] == "application/x-www-form-urlencoded", "too long for an address"
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_token_is_sent_and_never_shown(odd: OddServer, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret-token\n")

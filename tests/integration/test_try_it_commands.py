@@ -103,6 +103,9 @@ def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     result = run("record", "--cgroup", path, "--duration", "2", "--period", "100ms", "--output", str(trace))
     assert result.returncode == 0, result.stderr
     header, *rows = trace.read_text().splitlines()
+    tried = run("dry-run", "--cgroup", path, "--duration", "0.1", "--set", "pressure_restore_ratio=0.5")
+    is_told = header.endswith(",pressure_ratio")
+    assert (tried.returncode, tried.stderr.startswith("pressure_restore_ratio cannot act here: ")) == (0, not is_told)
     assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio,throttled_periods"
     times = [float(row.split(",")[0]) for row in rows]
     assert times[-1] > 1.5

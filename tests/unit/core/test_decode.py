@@ -39,6 +39,8 @@ def test_damaged_toml_is_one_exception_with_a_sentence(text: str) -> None:
 def test_half_a_character_is_called_that() -> None:
     with pytest.raises(ContentError, match="it is not UTF-8: half a character"):
         decode_text("a = '\ud800'".encode("utf-8", "surrogatepass"))
+    with pytest.raises(ContentError, match="a text in it is not UTF-8"):
+        decode_json(b'{"a": "\xff"}', dict[str, str])
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
@@ -14,6 +15,7 @@ from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 from cpumond.agent.limits import restore, writer
 from cpumond.agent.limits.first_aid import raise_quotas
 from cpumond.agent.limits.restore import restore_units
+from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.state_file import Originals, save
 from cpumond.core.errors import CgroupReadError, CgroupWriteError, CreateError
 from cpumond.host.cgroup.settings import CpuSettings
@@ -121,6 +123,19 @@ def test_units_of_a_host_without_a_bus_are_forgotten_when_they_end(node: UnitNod
         node.ticks(8)
     assert node.agent.writer.returning == {}
     assert list(node.originals().cgroups) == [PATH]
+
+
+def test_a_library_that_is_missing_is_looked_for_once() -> None:
+    looks = []
+
+    def open_bus() -> Any:
+        looks.append(1)
+        raise ImportError("No module named 'dbus_fast'")
+
+    units = UnitLimits(2, booted=True, open_bus=open_bus)
+    assert [units.can_tell, units.can_tell, units.can_ask] == [False, False, False]
+    assert len(looks) == 1
+    assert units.problem.endswith("(No module named 'dbus_fast'); pip install dbus-fast")
 
 
 def test_more_cpu_does_not_wait_for_an_answer_for_long(node: UnitNode) -> None:

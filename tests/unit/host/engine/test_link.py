@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from cpumond.host.engine import link
 from cpumond.host.engine.link import EngineThread
@@ -108,8 +109,10 @@ def test_what_was_last_said_is_kept_while_the_engine_is_away(thread, news, failu
         engine.orders.put(failure)
     news.wait(2)
     assert (view(thread).problem, view(thread).is_up, list(view(thread).jobs)) == (problem, False, ["docker/4f"])
-    engine.orders.put(EngineReply((JOB,)))
-    news.wait(3)
+    with capture_logs() as logs:
+        engine.orders.put(EngineReply((JOB,)))
+        news.wait(3)
+    assert "engine_back" in [each["event"] for each in logs]
     assert (view(thread).problem, view(thread).is_up) == ("", True)
     assert (engine.watched, news.count) == (4, 3), "one that stays away is news once"
 
