@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ SATURATION_S = 86_400.0
 ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT_TREE = f"{ORCHID}/pool_trees/default"
 ID = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{1,8}){3}")
-Done = subprocess.CompletedProcess[str]
+Outputs = dict[str, str]
 
 
 class World:
@@ -61,11 +61,17 @@ def kind(bindings: bool) -> str:
     return "b" if bindings else "n"
 
 
-def succeed(done: dict[str, Done]) -> dict[str, str]:
-    """The outputs of runs that all must succeed."""
-    bad = {name: run.stderr for name, run in done.items() if run.returncode}
-    assert bad == {}
+def run_all(world: World, bindings: bool, given: dict[str, str] | None = None, **runs: tuple[str, ...]) -> Outputs:
+    """What command lines print, of which none must fail; ``given`` are the inputs of some."""
+    done = world.scheduler.yt_all(runs, bindings, given)
+    assert {name: run.stderr for name, run in done.items() if run.returncode} == {}
     return {name: run.stdout for name, run in done.items()}
+
+
+@pytest.fixture
+def yt(world: World, bindings: bool) -> Callable[..., Outputs]:
+    """Runs command lines at the same time."""
+    return partial(run_all, world, bindings)
 
 
 def value_of(text: str) -> Any:
@@ -91,7 +97,7 @@ def documents_pools(world: World) -> None:
 
 
 @pytest.mark.usefixtures("documents_pools")
-def test_the_commands_of_the_documents(world, bindings):
+def test_the_commands_of_the_documents(world, yt, bindings):
     scheduler = world.scheduler
     done = scheduler.yt(
         "set", "//sys/pools/root-pool/burst/@integral-guarantees/resource_flow", "{cpu=100}", bindings=bindings
@@ -99,19 +105,14 @@ def test_the_commands_of_the_documents(world, bindings):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     scheduler.wait_updates()
     pool = f"{DEFAULT_TREE}/pools/burst"
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "capacity": ("get", f"{pool}/integral_pool_capacity"),
-                "flow": ("get", "//sys/pools/root-pool/burst/@integral_guarantees/resource_flow"),
-                "hyphen": ("get", "//sys/pool_trees/default/root-pool/burst/@integral-guarantees/resource-flow/cpu"),
-                "type": ("get", f"{pool}/integral_guarantee_type"),
-                "ratio": ("get", f"{pool}/specified_resource_flow_ratio"),
-                "burst": ("get", f"{pool}/specified_burst_ratio"),
-                "volume": ("get", f"{pool}/accumulated_resource_ratio_volume"),
-            },
-            bindings,
-        )
+    out = yt(
+        capacity=("get", f"{pool}/integral_pool_capacity"),
+        flow=("get", "//sys/pools/root-pool/burst/@integral_guarantees/resource_flow"),
+        hyphen=("get", "//sys/pool_trees/default/root-pool/burst/@integral-guarantees/resource-flow/cpu"),
+        type=("get", f"{pool}/integral_guarantee_type"),
+        ratio=("get", f"{pool}/specified_resource_flow_ratio"),
+        burst=("get", f"{pool}/specified_burst_ratio"),
+        volume=("get", f"{pool}/accumulated_resource_ratio_volume"),
     )
     assert float(out["capacity"]) == 100.0 / NODE_CORES * SATURATION_S
     assert out["capacity"] == "43200.\n"
@@ -125,54 +126,39 @@ def test_the_commands_of_the_documents(world, bindings):
 # --- pools and trees -------------------------------------------------------------------------------------------------
 
 
-def test_pools_are_made_changed_moved_and_removed(world, bindings, kind):
+def test_pools_are_made_changed_moved_and_removed(world, yt, bindings, kind):
     scheduler = world.scheduler
     top, root = f"{kind}-top", f"//sys/pools/{kind}-top"
-    made = succeed(
-        scheduler.yt_all(
-            {
-                "verb": (
-                    "create-pool", top, "default", "--weight", "2", "--max-operation-count", "20",
-                    "--max-running-operation-count", "10", "--strong-guarantee-resources", "{cpu=40}",
-                    "--resource-limits", "{cpu=100.5;memory=1000000}",
-                ),
-                "fifo": (
-                    "create-pool", f"{kind}-fifo", "--mode", "fifo", "--fifo-sort-parameters", "[weight;start_time]",
-                ),
-            },
-            bindings,
-        )
+    made = yt(
+        verb=(
+            "create-pool", top, "default", "--weight", "2", "--max-operation-count", "20",
+            "--max-running-operation-count", "10", "--strong-guarantee-resources", "{cpu=40}",
+            "--resource-limits", "{cpu=100.5;memory=1000000}",
+        ),
+        fifo=(
+            "create-pool", f"{kind}-fifo", "--mode", "fifo", "--fifo-sort-parameters", "[weight;start_time]",
+        ),
     )  # fmt: skip
     assert all(ID.fullmatch(text.strip()) for text in made.values()), made
-    made |= succeed(
-        scheduler.yt_all(
-            {
-                "object": (
-                    "create", "scheduler_pool", "--attributes",
-                    f"{{name={kind}-a;pool_tree=default;parent_name={top};weight=3;min_share_resources={{cpu=10}}}}",
-                ),
-                "by path": ("create", "scheduler_pool", f"{root}/{kind}-b"),
-                "under": ("create-pool", f"{kind}-c", "default", "--parent-name", top),
-                "existing": ("create-pool", top, "default", "-i"),
-            },
-            bindings,
-        )
+    made |= yt(
+        object=(
+            "create", "scheduler_pool", "--attributes",
+            f"{{name={kind}-a;pool_tree=default;parent_name={top};weight=3;min_share_resources={{cpu=10}}}}",
+        ),
+        by_path=("create", "scheduler_pool", f"{root}/{kind}-b"),
+        under=("create-pool", f"{kind}-c", "default", "--parent-name", top),
+        existing=("create-pool", top, "default", "-i"),
     )  # fmt: skip
     assert made["existing"] == made["verb"]
 
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "children": ("list", root),
-                "long": ("list", "-l", root),
-                "attributes": ("list", root, "--attribute", "weight", "--format", "json"),
-                "id": ("get", f"#{made['verb'].strip()}/@name"),
-                "exists": ("exists", f"{root}/{kind}-a/@weight"),
-                "missing": ("exists", f"{root}/{kind}-zzz"),
-                "found": ("find", root, "--type", "scheduler_pool"),
-            },
-            bindings,
-        )
+    out = yt(
+        children=("list", root),
+        long=("list", "-l", root),
+        attributes=("list", root, "--attribute", "weight", "--format", "json"),
+        id=("get", f"#{made['verb'].strip()}/@name"),
+        exists=("exists", f"{root}/{kind}-a/@weight"),
+        missing=("exists", f"{root}/{kind}-zzz"),
+        found=("find", root, "--type", "scheduler_pool"),
     )
     names = [f"{kind}-a", f"{kind}-b", f"{kind}-c"]
     assert out["children"].split() == names
@@ -184,19 +170,14 @@ def test_pools_are_made_changed_moved_and_removed(world, bindings, kind):
     assert (out["exists"], out["missing"]) == ("true\n", "false\n")
     assert out["found"].split() == [root, *(f"{root}/{name}" for name in names)]
 
-    succeed(
-        scheduler.yt_all(
-            {
-                "set": ("set", f"{root}/{kind}-a/@weight", "5"),
-                "set json": ("set", "--format", "json", f"{root}/{kind}-b/@resource_limits", '{"cpu": 7}'),
-                "stdin": ("set", f"{root}/{kind}-b/@max_operation_count"),
-                "attribute": ("set-attribute", f"{root}/{kind}-c", "forbid_immediate_operations", "%true"),
-                "recursive": ("set-attribute", "-r", root, "max_running_operation_count", "4"),
-                "several": ("execute", "multiset_attributes", f'{{path="{root}/@"}}'),
-            },
-            bindings,
-            given={"stdin": "30", "several": '{max-operation-count=25;"заметка"="для всех"}'},
-        )
+    yt(
+        set=("set", f"{root}/{kind}-a/@weight", "5"),
+        set_json=("set", "--format", "json", f"{root}/{kind}-b/@resource_limits", '{"cpu": 7}'),
+        stdin=("set", f"{root}/{kind}-b/@max_operation_count"),
+        attribute=("set-attribute", f"{root}/{kind}-c", "forbid_immediate_operations", "%true"),
+        recursive=("set-attribute", "-r", root, "max_running_operation_count", "4"),
+        several=("execute", "multiset_attributes", f'{{path="{root}/@"}}'),
+        given={"stdin": "30", "several": '{max-operation-count=25;"заметка"="для всех"}'},
     )
 
     first, second, third, parent = (scheduler.get(f"trees/default/pools/{name}") for name in (*names, top))
@@ -209,38 +190,28 @@ def test_pools_are_made_changed_moved_and_removed(world, bindings, kind):
     fifo = scheduler.get(f"trees/default/pools/{kind}-fifo")
     assert (fifo["mode"], fifo["attributes"]["fifo_sort_parameters"]) == ("fifo", ["weight", "start_time"])
 
-    succeed(
-        scheduler.yt_all(
-            {
-                "one": ("remove-attribute", f"{root}/{kind}-c", "forbid_immediate_operations"),
-                "recursive": ("remove-attribute", "-r", f"{root}/{kind}-a", "max_running_operation_count"),
-                "by remove": ("remove", f"{root}/{kind}-b/@resource_limits"),
-            },
-            bindings,
-        )
+    yt(
+        one=("remove-attribute", f"{root}/{kind}-c", "forbid_immediate_operations"),
+        recursive=("remove-attribute", "-r", f"{root}/{kind}-a", "max_running_operation_count"),
+        by_remove=("remove", f"{root}/{kind}-b/@resource_limits"),
     )
-    succeed(scheduler.yt_all({"move": ("move", f"{root}/{kind}-c", f"{root}/{kind}-a/{kind}-renamed")}, bindings))
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "moved": ("get", f"{root}/{kind}-a/{kind}-renamed/@id"),
-                "gone": ("exists", f"{root}/{kind}-c"),
-                "no limit": ("exists", f"{root}/{kind}-b/@resource_limits"),
-                "no count": ("exists", f"{root}/{kind}-a/@max_running_operation_count"),
-            },
-            bindings,
-        )
+    yt(move=("move", f"{root}/{kind}-c", f"{root}/{kind}-a/{kind}-renamed"))
+    out = yt(
+        moved=("get", f"{root}/{kind}-a/{kind}-renamed/@id"),
+        gone=("exists", f"{root}/{kind}-c"),
+        no_limit=("exists", f"{root}/{kind}-b/@resource_limits"),
+        no_count=("exists", f"{root}/{kind}-a/@max_running_operation_count"),
     )
     assert json.loads(out["moved"]) == made["under"].strip()
-    assert (out["gone"], out["no limit"], out["no count"]) == ("false\n", "false\n", "false\n")
+    assert (out["gone"], out["no_limit"], out["no_count"]) == ("false\n", "false\n", "false\n")
     done = scheduler.yt("remove", root, bindings=bindings)
     assert done.returncode == 1
     assert f"{kind}-a" in done.stderr or "non-empty" in done.stderr
-    succeed(scheduler.yt_all({"all": ("remove", "-r", root), "no such": ("remove", "-f", f"{root}-zzz")}, bindings))
+    yt(all=("remove", "-r", root), no_such=("remove", "-f", f"{root}-zzz"))
     assert scheduler.request("GET", f"trees/default/pools/{kind}-renamed").status_code == 404
 
 
-def test_batches_and_the_small_commands(world, bindings, kind):
+def test_batches_and_the_small_commands(world, yt, kind):
     scheduler = world.scheduler
     pools = {name: f"{kind}-{name}" for name in ("giver", "taker", "batch")}
     scheduler.create_pool(pools["giver"], strong_guarantee_resources={"cpu": 10.0}, max_operation_count=40)
@@ -249,27 +220,22 @@ def test_batches_and_the_small_commands(world, bindings, kind):
     weight = f'parameters={{path="//sys/pools/{pools["batch"]}/@weight"}}'
     none = '{command=get;parameters={path="//sys/none"}}'
     requests = f"{{requests=[{create};{{command=set;{weight};input=7}};{none};{{command=get;{weight}}}]}}"
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "batch": ("execute", "execute_batch", requests),
-                "verb": (
-                    "execute-batch", '{command=get;parameters={path="//sys/pools/@default_tree"}}',
-                    f'{{command=exists;parameters={{path="//sys/pools/{pools["giver"]}"}}}}',
-                ),
-                "transfer": (
-                    "transfer-pool-resources", pools["giver"], pools["taker"], "default", "--resource-delta",
-                    "{strong_guarantee_resources={cpu=4};max_operation_count=5}",
-                ),
-                "version": ("execute", "get_version", "{}"),
-                "permission": ("check-permission", "root", "write", "//sys/pools"),
-                "whole": ("execute", "get", f'{{path="//sys/pools/{pools["giver"]}/@max_operation_count"}}'),
-                "default": ("get", f"{ORCHID}/default_pool_tree"),
-                "root": ("list", "/"),
-                "sys": ("list", "//sys"),
-            },
-            bindings,
-        )
+    out = yt(
+        batch=("execute", "execute_batch", requests),
+        verb=(
+            "execute-batch", '{command=get;parameters={path="//sys/pools/@default_tree"}}',
+            f'{{command=exists;parameters={{path="//sys/pools/{pools["giver"]}"}}}}',
+        ),
+        transfer=(
+            "transfer-pool-resources", pools["giver"], pools["taker"], "default", "--resource-delta",
+            "{strong_guarantee_resources={cpu=4};max_operation_count=5}",
+        ),
+        version=("execute", "get_version", "{}"),
+        permission=("check-permission", "root", "write", "//sys/pools"),
+        whole=("execute", "get", f'{{path="//sys/pools/{pools["giver"]}/@max_operation_count"}}'),
+        default=("get", f"{ORCHID}/default_pool_tree"),
+        root=("list", "/"),
+        sys=("list", "//sys"),
     )  # fmt: skip
     results = value_of(out["batch"])["results"]
     assert ID.fullmatch(results[0]["output"]["object_id"])
@@ -293,7 +259,7 @@ def test_batches_and_the_small_commands(world, bindings, kind):
 # --- what lives ------------------------------------------------------------------------------------------------------
 
 
-def test_the_life_of_operations(world, bindings, kind):
+def test_the_life_of_operations(world, yt, bindings, kind):
     scheduler, node = world.scheduler, world.node
     for name in ("from", "to"):
         scheduler.create_pool(f"{kind}-{name}", max_running_operation_count=20)
@@ -301,9 +267,7 @@ def test_the_life_of_operations(world, bindings, kind):
     spec = f'{{pool={kind}-from;title="для всех {kind}"}}'
     start = ("vanilla", "--async", "--tasks", tasks, "--spec", spec)
     raw = f'{{operation_type=vanilla;spec={{pool={kind}-from;tasks={tasks};alias="*{kind}"}}}}'
-    started = succeed(
-        scheduler.yt_all({"a": start, "b": start, "c": start, "d": ("execute", "start_operation", raw)}, bindings)
-    )
+    started = yt(a=start, b=start, c=start, d=("execute", "start_operation", raw))
     a, b, c = (started[name].strip() for name in "abc")
     d = value_of(started["d"])["operation_id"]
     assert all(ID.fullmatch(each) for each in (a, b, c, d))
@@ -312,23 +276,18 @@ def test_the_life_of_operations(world, bindings, kind):
     node.beat()
 
     parameters = f"{{scheduling_options_per_pool_tree={{default={{weight=5.0;pool={kind}-to}}}}}}"
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "list": ("list-operations", "--pool", f"{kind}-from", "--format", "json"),
-                "title": ("list-operations", "--filter", f"для всех {kind}", "--state", "running", "--limit", "2"),
-                "none": ("list-operations", "--user", "nobody", "--type", "vanilla", "--pool-tree", "default"),
-                "get": ("get-operation", a, "--attribute", "state", "--attribute", "id"),
-                "alias": ("get-operation", f"*{kind}", "--attribute", "id"),
-                "json": ("get-operation", a, "--format", "json"),
-                "jobs": ("list-jobs", a, "--format", "json"),
-                "update": ("update-op-parameters", a, parameters),
-                "suspend": ("suspend-op", b),
-                "complete": ("complete-op", c),
-                "abort": ("abort-op", d, "--reason", "не нужна"),
-            },
-            bindings,
-        )
+    out = yt(
+        list=("list-operations", "--pool", f"{kind}-from", "--format", "json"),
+        title=("list-operations", "--filter", f"для всех {kind}", "--state", "running", "--limit", "2"),
+        none=("list-operations", "--user", "nobody", "--type", "vanilla", "--pool-tree", "default"),
+        get=("get-operation", a, "--attribute", "state", "--attribute", "id"),
+        alias=("get-operation", f"*{kind}", "--attribute", "id"),
+        json=("get-operation", a, "--format", "json"),
+        jobs=("list-jobs", a, "--format", "json"),
+        update=("update-op-parameters", a, parameters),
+        suspend=("suspend-op", b),
+        complete=("complete-op", c),
+        abort=("abort-op", d, "--reason", "не нужна"),
     )
     assert value_of(out["get"]) == {"state": "running", "id": a}
     assert value_of(out["alias"]) == {"id": d}
@@ -349,19 +308,14 @@ def test_the_life_of_operations(world, bindings, kind):
     assert states[b]["suspended"]
     assert states[d]["error"] == "не нужна"
 
-    out = succeed(
-        scheduler.yt_all(
-            {
-                "parameters": ("get-operation", a, "--attribute", "runtime_parameters"),
-                "suspended": ("get-operation", b, "--attribute", "suspended"),
-                "track": ("track-op", c),
-                "abort again": ("abort-op", d),
-                "result": ("get-operation", d, "--attribute", "result"),
-                "resume": ("resume-op", b),
-                "hard": ("suspend-op", a, "--abort-running-jobs"),
-            },
-            bindings,
-        )
+    out = yt(
+        parameters=("get-operation", a, "--attribute", "runtime_parameters"),
+        suspended=("get-operation", b, "--attribute", "suspended"),
+        track=("track-op", c),
+        abort_again=("abort-op", d),
+        result=("get-operation", d, "--attribute", "result"),
+        resume=("resume-op", b),
+        hard=("suspend-op", a, "--abort-running-jobs"),
     )
     options = value_of(out["parameters"])["runtime_parameters"]["scheduling_options_per_pool_tree"]["default"]
     assert (options["pool"], options["weight"]) == (f"{kind}-to", 5.0)
@@ -373,50 +327,32 @@ def test_the_life_of_operations(world, bindings, kind):
     tracked = scheduler.yt("track-op", d, bindings=bindings)
     assert tracked.returncode == 1
     assert "aborted" in tracked.stderr
-    succeed(scheduler.yt_all({"a": ("abort-op", a), "b": ("abort-op", b)}, bindings))
+    yt(a=("abort-op", a), b=("abort-op", b))
     node.beat_until(lambda: not node.jobs_of(b), "no jobs are left")
 
 
-@contextmanager
-def tracked(world: World, bindings: bool, pool: str, more: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A client that starts an operation and tracks it, and the only job, which runs."""
-    scheduler, node = world.scheduler, world.node
+def test_who_tracks_an_operation_is_told_the_last_words_of_its_failed_job(world, bindings, kind):
+    scheduler, node, pool = world.scheduler, world.node, f"{kind}-failing"
     scheduler.create_pool(pool)
     tasks = '{t={job_count=1;command="true";cpu_limit=1.;memory_limit=1000000}}'
-    client = subprocess.Popen(
-        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={pool}{more}}}"),
+    with subprocess.Popen(
+        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={pool};max_failed_job_count=1}}"),
         env=scheduler.yt_environment(bindings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        path = f"operations?pool={pool}"
-        operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
-        (job,) = node.beat_until(lambda: node.jobs_of(operation), "its job")
-        yield client, job
-    finally:
-        client.kill()
-        client.wait()
-
-
-def test_an_operation_is_tracked_until_its_end(world, bindings, kind):
-    with tracked(world, bindings, f"{kind}-tracked") as (client, job):
-        world.node.end(job)
-        world.node.beat()
-        _, said = client.communicate(timeout=30)
-    assert client.returncode == 0, said
-    assert "completed" in said
-    assert "Traceback" not in said
-
-
-def test_who_tracks_an_operation_is_told_the_last_words_of_its_failed_job(world, bindings, kind):
-    node = world.node
-    with tracked(world, bindings, f"{kind}-failing", ";max_failed_job_count=1") as (client, job):
-        node.logs[job, "stderr"] = b"no such file: weights.bin\n"
-        node.end(job, "failed", reason="exit code 1")
-        node.beat_until(lambda: client.poll() is not None, "the end of the client")
-        _, said = client.communicate(timeout=30)
+    ) as client:  # fmt: skip
+        try:
+            path = f"operations?pool={pool}"
+            operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
+            (job,) = node.beat_until(lambda: node.jobs_of(operation), "its job")
+            node.logs[job, "stderr"] = b"no such file: weights.bin\n"
+            node.end(job, "failed", reason="exit code 1")
+            node.beat_until(lambda: client.poll() is not None, "the end of the client")
+            _, said = client.communicate(timeout=30)
+        finally:
+            client.kill()
     assert client.returncode != 0
     assert "no such file: weights.bin" in said
+    assert "Traceback" not in said
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -460,7 +396,7 @@ def test_text_reaches_the_client_the_same_with_and_without_bindings(world):
         "operations": ("list-operations", "--pool", "same"),
         "version": ("execute", "get_version", "{}"),
     }
-    first, second = (succeed(scheduler.yt_all(runs, given)) for given in (True, False))
+    first, second = (run_all(world, bindings, **runs) for bindings in (True, False))
     assert {name: first[name] for name in ("get", "attributes", "list", "version")} == {
         name: second[name] for name in ("get", "attributes", "list", "version")
     }
