@@ -1,11 +1,10 @@
-"""Pictures of every page of the scheduler's and the agent's web page, for ``docs/web.md`` and to be looked at.
+"""Pictures of the pages of the scheduler's and the agent's web page, for ``docs/web.md``.
 
 Starts a cluster of real agents with operations that come, shrink, wake up, wait and are preempted, lets it run for some
-minutes and takes each page in three sizes, dark and light.
+minutes and takes each page on a desk and on a telephone, some on a wide screen, too.
 
-    python tests/screenshots.py docs/screenshots [--overview FILE] [--all DIRECTORY] [--minutes 3]
+    python tests/screenshots.py docs/screenshots [--overview FILE] [--minutes 3]
 
-The pictures of the documentation go to the first directory, with --all every page in every size to the other one;
 --overview is one of the overview with its graph, for README. ``python tests/pictures.py overview`` runs it.
 Needs root, real cgroups, Chromium and the Python package playwright.
 """
@@ -33,10 +32,9 @@ from cpumond.host.cgroup.mounts import open_hierarchies
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SIZES = ((1280, 800), (1920, 1080), (390, 844))
-OVERVIEW_SIZE = (1280, 1060)
-WIDE_IN_DOCS = ("overview", "pools", "pool", "job")
-NOT_IN_DOCS = ("mine", "pool-research", "operation-waiting")
+LOOKS = ((1280, 800, "light"), (1920, 1080, "dark"), (390, 844, "dark"))
+WIDE = ("overview", "pools", "pool", "job")
+"""Those that are taken in 1920x1080, too."""
 WAVES = """while :; do
   if [ $(( $(date +%s) / PERIOD % 2 )) = 0 ]; then n=0; while [ $n -lt 30000 ]; do n=$((n+1)); done; else sleep 0.2; fi
 done"""
@@ -110,11 +108,9 @@ class Stage:
         agent = living[job["node_id"]].web_url
         scheduler = {
             "overview": "#/", "pools": "#/pools", "pool": "#/pools/default/analytics",
-            "pool-research": "#/pools/default/research", "operations": "#/operations", "mine": "#/mine",
-            "operation": where,
-            "operation-why": f"{where}?tab=why", "operation-jobs": f"{where}?tab=jobs",
+            "operations": "#/operations", "operation": where, "operation-why": f"{where}?tab=why",
+            "operation-jobs": f"{where}?tab=jobs",
             "operation-specification": f"{where}?tab=specification",
-            "operation-waiting": f"#/operations/{self.ids['waiting']}?tab=why",
             "job": f"{where}/jobs/{job['id']}", "nodes": "#/nodes", "node": f"#/nodes/{job['node_id']}",
             "preemptions": "#/preemptions", "events": "#/events",
         }  # fmt: skip
@@ -125,57 +121,37 @@ class Stage:
         }
 
 
-class Camera:
-    """Takes each page in all sizes."""
+def take(browser: Browser, pages: dict[str, tuple[str, str]], docs: Path) -> None:
+    for width, height, scheme in LOOKS:
+        page = open_window(browser, width, height, scheme)
 
-    def __init__(self, browser: Browser, docs: Path, everything: Path | None) -> None:
-        self.browser = browser
-        self.docs = docs
-        self.everything = everything
+        def keep(name: str, page: Page = page, look: str = f"{width}x{height}-{scheme}") -> None:
+            (docs / f"{name}-{look}.png").write_bytes(shrink(page.screenshot()))
 
-    def take(self, stage: Stage) -> None:
-        pages = stage.pages()
-        for width, height in SIZES:
-            for scheme in ("light", "dark"):
-                context = self.browser.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
-                )
-                context.set_default_timeout(30_000)
-                page = context.new_page()
-                for name, (url, where) in pages.items():
-                    if not self._wants(name, width, scheme):
-                        continue
-                    open_page(page, url, where)
-                    page.wait_for_timeout(700)  # graphs are drawn when their points are there
-                    self._keep(page, name, width, height, scheme)
-                if self._wants("new-pool", width, scheme):
-                    open_page(page, *pages["pools"])
-                    plan_a_pool(page)
-                    self._keep(page, "new-pool", width, height, scheme)
-                context.close()
+        for name, (url, where) in pages.items():
+            if width < 1920 or name in WIDE:
+                open_page(page, url, where)
+                page.wait_for_timeout(700)  # graphs are drawn when their points are there
+                keep(name)
+        if width < 1920:
+            open_page(page, *pages["pools"])
+            plan_a_pool(page)
+            keep("new-pool")
+        page.context.close()
 
-    def take_overview(self, stage: Stage, file: Path) -> None:
-        width, height = OVERVIEW_SIZE
-        page = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        open_page(page, *stage.pages()["overview"])
-        page.wait_for_timeout(700)
-        file.write_bytes(shrink(page.screenshot()))
 
-    def _wants(self, name: str, width: int, scheme: str) -> bool:
-        return self.everything is not None or self._is_in_docs(name, width, scheme)
+def open_window(browser: Browser, width: int, height: int, scheme: Any) -> Page:
+    size: Any = {"width": width, "height": height}
+    context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+    context.set_default_timeout(30_000)
+    return context.new_page()
 
-    @staticmethod
-    def _is_in_docs(name: str, width: int, scheme: str) -> bool:
-        variants = {(1280, "light"), (390, "dark"), *([(1920, "dark")] if name in WIDE_IN_DOCS else [])}
-        return name not in NOT_IN_DOCS and (width, scheme) in variants
 
-    def _keep(self, page: Page, name: str, width: int, height: int, scheme: str) -> None:
-        file = f"{name}-{width}x{height}-{scheme}.png"
-        picture = shrink(page.screenshot())
-        if self.everything is not None:
-            (self.everything / file).write_bytes(picture)
-        if self._is_in_docs(name, width, scheme):
-            (self.docs / file).write_bytes(picture)
+def take_overview(browser: Browser, pages: dict[str, tuple[str, str]], file: Path) -> None:
+    page = open_window(browser, 1280, 1060, "light")
+    open_page(page, *pages["overview"])
+    page.wait_for_timeout(700)
+    file.write_bytes(shrink(page.screenshot()))
 
 
 def plan_a_pool(page: Page) -> None:
@@ -191,12 +167,10 @@ def plan_a_pool(page: Page) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("docs", type=Path)
-    parser.add_argument("--all", type=Path, help="also take every page in every size, and put it there")
     parser.add_argument("--overview", type=Path, help="the picture for README")
     parser.add_argument("--minutes", type=float, default=3.0, help="that the cluster runs before the first picture")
     arguments = parser.parse_args()
-    for place in filter(None, (arguments.all, arguments.docs)):
-        place.mkdir(parents=True, exist_ok=True)
+    arguments.docs.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"cpu": 1.0, "memory": 4 * 2**30, "web": True, "scheduler_config": CONFIG}
     with tempfile.TemporaryDirectory() as folder, Loop(Path(folder), open_hierarchies(), 3, **options) as cluster:
         stage = Stage(cluster, arguments.minutes)
@@ -204,10 +178,9 @@ def main() -> None:
         stage.set_up()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=find_program(), args=list(ARGUMENTS))
-            camera = Camera(browser, arguments.docs, arguments.all)
             if arguments.overview:
-                camera.take_overview(stage, arguments.overview)
-            camera.take(stage)
+                take_overview(browser, stage.pages(), arguments.overview)
+            take(browser, stage.pages(), arguments.docs)
             browser.close()
     size = sum(file.stat().st_size for file in arguments.docs.iterdir())
     print(f"{arguments.docs}: {size / 1e6:.1f} MB")

@@ -1,6 +1,6 @@
 """A real headless Chromium for tests: pages that fail their test when anything goes wrong in them.
 
-``conftest`` gives every test of this folder the fixtures ``browser``, ``new_page``, ``page`` and ``web_loop``.
+``conftest`` gives every test of this folder the fixtures ``browser``, ``new_page``, ``page`` and ``sign``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from closed_loop import Loop
-
-from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, Response
@@ -136,9 +133,14 @@ def page(new_page: Callable[..., Page]) -> Page:
     return new_page()
 
 
-@pytest.fixture(scope="module")
-def web_loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
-    """A scheduler and one agent of 2 cores with its page, for all tests of a module."""
-    with Loop(tmp_path_factory.mktemp("web"), hierarchies, cpu=2.0, memory=4 * 2**30, web=True) as cluster:
-        yield cluster
-    assert cluster.leftovers() == []
+@pytest.fixture
+def sign(new_page: Callable[..., Page], scheduler: Any) -> Callable[..., Page]:
+    """Opens a page of the module's scheduler as somebody whose token is called as the user."""
+    from web_site import open_page, sign_in
+
+    def open_as(user: str, where: str, **options: Any) -> Page:
+        page = sign_in(new_page(**options), user)
+        open_page(page, f"{scheduler.url}/", where)
+        return page
+
+    return open_as

@@ -17,7 +17,7 @@ import httpx2
 import psutil
 from commands import run_command
 from executor_contract import read_cores
-from scheduler_process import NO_BINDINGS, YT, clean_environment
+from scheduler_process import YT, clean_environment, yt_environment
 from waiting import SLOWNESS
 
 from cpumond.cluster import Cluster, ClusterNode, ClusterProcess
@@ -131,16 +131,9 @@ class Loop(Cluster):
 
     def try_yt(self, *arguments: str, program: Path = YT) -> subprocess.CompletedProcess[str]:
         """A run of the unmodified client, or of another ``program`` that uses its library."""
-        blocked = self.place / "no_bindings"
-        blocked.mkdir(exist_ok=True)
-        (blocked / "yt_yson_bindings.py").write_text(NO_BINDINGS)
         return subprocess.run(
-            [str(program), *arguments],
-            env={
-                **clean_environment(), "YT_PROXY": self.scheduler.listen, "HOME": str(self.place),
-                "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}", "PYTHONPATH": str(blocked),
-            },
-            capture_output=True, text=True, timeout=60, check=False,
+            [str(program), *arguments], env=yt_environment(self.scheduler.listen, self.place), capture_output=True,
+            text=True, timeout=60, check=False,
         )  # fmt: skip
 
     def set_tree(self, **values: object) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from browser import browser, new_page, page, web_loop  # noqa: F401
+from browser import browser, new_page, page, sign  # noqa: F401
 from postgresql import database, postgresql  # noqa: F401
 from real_parts import agent, cgroups, hierarchies, scheduler  # noqa: F401
 

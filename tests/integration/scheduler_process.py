@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -21,9 +20,6 @@ import pytest
 from waiting import wait_until
 
 YT = Path(sys.executable).with_name("yt")
-BINDINGS = os.environ.get("CPUMOND_YT_BINDINGS", "")
-"""A directory with ``yt_yson_bindings`` (``pip install --no-deps --target DIR ytsaurus-yson``), "" for installed."""
-
 NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")"""
 GIB = 2**30
 PARALLEL = 4
@@ -219,23 +215,8 @@ class SchedulerProcess:
         return [str(YT), *arguments]
 
     def yt_environment(self, bindings: bool) -> dict[str, str]:
-        """What leads the client here, with or without the C++ bindings of YSON; it does not try twice."""
-        blocked = self.directory / "no_bindings"
-        if bindings:
-            need_bindings()
-        else:
-            blocked.mkdir(exist_ok=True)
-            stub = blocked / "yt_yson_bindings.py"
-            if not stub.exists():
-                stub.write_text(NO_BINDINGS)
-        return {
-            **clean_environment(),
-            "YT_PROXY": self.address,
-            "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
-            "HOME": str(self.directory),
-            "PYTHONPATH": BINDINGS if bindings else str(blocked),
-            **({"YT_TOKEN": self.token} if self.token else {}),
-        }
+        """What leads the client here."""
+        return yt_environment(self.address, self.directory, token=self.token, bindings=bindings)
 
     def yt(self, *arguments: str, bindings: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
         """Run the client; ``given`` is its input."""
@@ -260,8 +241,22 @@ class SchedulerProcess:
 
 def need_bindings() -> None:
     """Skip the test where the bindings are not installed."""
-    if not BINDINGS and importlib.util.find_spec("yt_yson_bindings") is None:
-        pytest.skip("needs ytsaurus-yson: set CPUMOND_YT_BINDINGS to a directory that it is installed in")
+    pytest.importorskip("yt_yson_bindings", reason="needs the Python package ytsaurus-yson: sh tests/venv.sh all")
+
+
+def yt_environment(address: str, home: Path, *, token: str = "", bindings: bool = False) -> dict[str, str]:
+    """What leads the client to a scheduler, with or without the C++ bindings of YSON; it does not try twice."""
+    blocked = home / "no_bindings"
+    stub = blocked / "yt_yson_bindings.py"
+    if bindings:
+        need_bindings()
+    elif not stub.exists():
+        blocked.mkdir()
+        stub.write_text(NO_BINDINGS)
+    return {
+        **clean_environment(), "YT_PROXY": address, "HOME": str(home), "PYTHONPATH": "" if bindings else str(blocked),
+        "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}", **({"YT_TOKEN": token} if token else {}),
+    }  # fmt: skip
 
 
 def clean_environment() -> dict[str, str]:

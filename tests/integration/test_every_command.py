@@ -287,19 +287,6 @@ def expand(words: str, names: dict[str, str]) -> list[str]:
     return [re.sub(r"^{(\w+)}$", lambda match: names[match[1]], word) for word in words.split()]
 
 
-def ids_of(value: Any) -> Iterator[str]:
-    """All ids and names in JSON."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key in ("id", "name", "operation_id", "job_id") and isinstance(inner, str):
-                yield inner
-            elif key not in ("environment", "may"):
-                yield from ids_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from ids_of(inner)
-
-
 def check_terminal(name: str, case: Case, names: dict[str, str], environment: dict[str, str]) -> None:
     words = expand(case.words, names)
     listed = list_ids(name, words, environment)
@@ -379,12 +366,8 @@ def check_csv(words: list[str], environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in {**OF_SCHEDULER, **ALONE}.items() if not case.is_change])
-def test_a_command_on_terminals(name, site, environment):
+def test_a_command_on_terminals_and_in_a_pipe_as_json_and_csv(name, site, environment):
     check_terminal(name, CASES[name], site, environment)
-
-
-@pytest.mark.parametrize("name", [name for name, case in {**OF_SCHEDULER, **ALONE}.items() if not case.is_change])
-def test_a_command_in_a_pipe_as_json_and_csv(name, site, environment):
     check_run_command(name, CASES[name], site, environment)
 
 

@@ -172,18 +172,6 @@ def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: b
         assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
 
 
-def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> None:
-    with contextlib.ExitStack() as stack, honest(scheduler, "unread"):
-        connections = []
-        for _ in range(400):
-            client = stack.enter_context(socket.socket())
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            host, _, port = scheduler.address.rpartition(":")
-            client.connect((host, int(port)))
-            connections.append(client)
-        send_for(connections, head("GET", "/api/v1/openapi.json") * 10, ATTACK_S)
-
-
 def test_a_heartbeat_of_thousands_of_jobs_is_taken(scheduler: SchedulerProcess) -> None:
     node = PlayedNode(scheduler, "large")
     node.register()

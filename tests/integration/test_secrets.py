@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from scheduler_process import NO_BINDINGS, YT, clean_environment
+from scheduler_process import YT, yt_environment
 
 from cpumond.api.endpoints import ENDPOINTS
 from cpumond.cluster import Cluster
@@ -47,13 +47,9 @@ class Site(Cluster):
         self.keys.write_bytes(base64.b64encode(secrets.token_bytes(32)))
         config = f'secrets_key_file = "{self.keys}"\n'
         super().__init__(directory / "cluster", cpu=2.0, token=TOKEN, scheduler_config=config, web=True)
-        (directory / "yt_yson_bindings.py").write_text(NO_BINDINGS)
 
     def begin_yt(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {
-            **clean_environment(), "YT_PROXY": self.scheduler.listen, "HOME": str(self.place), "YT_TOKEN": TOKEN,
-            "PYTHONPATH": str(self.place),
-        }  # fmt: skip
+        environment = yt_environment(self.scheduler.listen, self.place, token=TOKEN)
         command = [str(YT), *arguments]
         made = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._clients.append(made)

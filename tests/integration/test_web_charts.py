@@ -303,21 +303,6 @@ def test_decisions_are_marked_in_the_graphs_of_a_job_on_both_pages(page, site):
         expect(page.get_by_role("button", name="Zoom out")).to_have_count(0)
 
 
-def test_graphs_fit_a_telephone_in_the_dark(new_page, site):
-    page = new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
-    times = history(site)["times"]
-    for search in ("", f"?from={times[0]}&to={times[-1]}"):
-        open_pool(site, page, search)
-        page.locator(".own-range summary").click()
-        chart_of(page).locator("details.values summary").click()
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        cut = "e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1 && e.clientWidth"
-        place = ".ranges, .ranges *, .chart, figcaption, .chart-tools *"
-        assert page.evaluate(f"[...document.querySelectorAll('{place}')].filter({cut}).map(e => e.outerHTML)") == []
-        small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
-        assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
-
-
 def test_the_map_of_nodes_replays_what_the_history_has(page, site):
     site.open(page, "#/nodes")
     page.get_by_role("button", name="Replay 24 hours").click()

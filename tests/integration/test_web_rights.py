@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import expect, open_page, press, sign_in
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
+from web_site import expect, open_page, press
 
 pytestmark = pytest.mark.browser
 
@@ -30,18 +27,6 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         process.create_pool("ours", acl=[ML])
         process.create_pool("theirs", acl=[{**ML, "subjects": ["ben"]}])
         yield process
-
-
-@pytest.fixture
-def sign(new_page: Callable[..., Page], scheduler: SchedulerProcess) -> Callable[..., Page]:
-    """Opens a page as one of USERS."""
-
-    def open_as(user: str, where: str) -> Page:
-        page = sign_in(new_page(), user)
-        open_page(page, f"{scheduler.url}/", where)
-        return page
-
-    return open_as
 
 
 def act_as(scheduler: SchedulerProcess, user: str, work: Callable[[], Any]) -> Any:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from browser import browser, new_page, page, web_loop  # noqa: F401
+from browser import browser, new_page, page  # noqa: F401
 from postgresql import database, postgresql  # noqa: F401
 from real_parts import agent, cgroups, hierarchies  # noqa: F401
