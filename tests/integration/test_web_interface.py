@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from commands import run_command
@@ -47,6 +48,15 @@ def test_no_answer_with_data_is_kept_by_a_browser(scheduler):
     for path in ("/api/v1/me", "/api/v1/trees/none", "/api/v1/nowhere", "/metrics", "/healthz", "/api/v4", "/ping"):
         headers = scheduler.request("GET", path).headers
         assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff"), path
+
+
+def test_history_of_everything_that_is_known(scheduler):
+    operation = scheduler.get("operations/*main")["id"]
+    job = scheduler.get(f"operations/{operation}/jobs")["jobs"][0]["id"]
+    for kind, name in (("pool", "b"), ("pool", "<Root>"), ("operation", "*main"), ("node", "n1"), ("job", job)):
+        path = f"history?kind={kind}&name={quote(name)}"
+        wait_until(lambda path=path: scheduler.get(path)["times"], f"points of {kind} {name}")
+        assert scheduler.get(path)["name"] == (operation if kind == "operation" else name)
 
 
 def test_the_pool_table_is_sent_once_for_each_state(scheduler):
