@@ -18,14 +18,14 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "test_agent_v1.py": (
         "test_a_quota_follows_a_light_load_down_and_nothing_else_changes",
-        "test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little",
+        "test_a_load_that_wakes_up_has_its_limit_back_in_two_checks",
         "test_the_weight_actuator_moves_shares_and_never_the_quota",
         "test_every_file_is_left_as_it_was_found",
     ),
     "test_agent_guarantee.py": (
         "test_it_needs_no_right_to_the_cgroups_and_leaves_no_trace",
-        "test_actuators_change_by_reload_and_quotas_are_as_ordered_at_the_next_check",
-        "test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up",
+        "test_actuators_change_by_reload_and_quotas_return_at_the_next_check",
+        "test_a_job_runs_on_an_owners_unused_cpu_and_ends_when_it_wakes_up",
     ),
     "test_agent_v1_life.py": (
         "test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job",
@@ -44,7 +44,7 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
     "test_scheduler_life.py": ("test_a_restart_keeps_everything_and_the_jobs_run_on",),
     "test_postgresql_store.py": (
         "test_a_batch_is_stored_with_its_entries_or_nothing_of_it",
-        "test_entries_are_there_at_once_and_after_opening_again_the_newest_first",
+        "test_entries_are_there_at_once_and_after_opening_newest_first",
     ),
     "test_two_schedulers.py": ("test_a_killed_and_a_stopped_leader_are_replaced_and_cost_no_job",),
     "test_yt_transport.py": ("test_a_client_with_bindings_is_answered_in_binary",),

@@ -144,7 +144,7 @@ class StoreContract:
 
     # ---- the log
 
-    def test_entries_are_there_at_once_and_after_opening_again_the_newest_first(self, opener: Opener) -> None:
+    def test_entries_are_there_at_once_and_after_opening_newest_first(self, opener: Opener) -> None:
         first, second = Entry(1.5, ("b", "a", "é\0"), b"\0\xff"), Entry(1.25, (), b"")
         with contextlib.closing(opener()) as store:
             store.write([Change("k", "a", b"1")], [first])

@@ -191,7 +191,7 @@ def place() -> Iterator[Path]:
 
 
 @needs_root
-def test_without_a_configured_address_only_root_and_its_own_account_are_answered(place: Path, network: int) -> None:
+def test_without_an_address_only_root_and_the_agents_account_are_answered(place: Path, network: int) -> None:
     own, other = 4711, 4712
     (place / "state").mkdir()
     os.chown(place / "state", own, own)

@@ -71,7 +71,7 @@ def test_it_needs_no_right_to_the_cgroups_and_leaves_no_trace(cgroups, tmp_path)
     assert {name: cgroups.read_all(name) for name in found} == found
 
 
-def test_actuators_change_by_reload_and_quotas_are_as_ordered_at_the_next_check(cgroups, agent):
+def test_actuators_change_by_reload_and_quotas_return_at_the_next_check(cgroups, agent):
     make(cgroups, "job", quota_us=200_000)
     found = cgroups.read_all("job")
     agent.start(describe_agent(cgroups))
@@ -87,7 +87,7 @@ def test_actuators_change_by_reload_and_quotas_are_as_ordered_at_the_next_check(
     assert cgroups.read_all("job") == found
 
 
-def test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up(cgroups, hierarchies, tmp_path):
+def test_a_job_runs_on_an_owners_unused_cpu_and_ends_when_it_wakes_up(cgroups, hierarchies, tmp_path):
     make(cgroups, "owner", quota_us=100_000)  # below no directory of ours
     for name in ("", "owner"):  # it has its core, whatever else runs on the machine
         cgroups.write(name, "shares", OWNER_SHARES)

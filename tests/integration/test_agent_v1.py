@@ -89,7 +89,7 @@ def test_a_container_is_one_job_as_a_whole_down_to_a_quota_inside(cgroups, agent
     assert cgroups.quota_cores("lxc/db") == 0.4
 
 
-def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(cgroups, agent):
+def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks(cgroups, agent):
     cgroups.make("sleeper")
     set_limit(cgroups, "sleeper", 200_000)
     load = cgroups.start_load("sleeper", 2)

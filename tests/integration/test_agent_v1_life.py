@@ -239,7 +239,7 @@ def test_missing_rights_are_one_sentence_and_code_77(cgroups, public, missing, t
     assert cgroups.read_all("a") == found
 
 
-def test_cgroups_that_cannot_be_written_are_said_now_and_then_and_reported_as_they_are(cgroups, agent):
+def test_cgroups_that_cannot_be_written_are_reported_as_they_are(cgroups, agent):
     found = make(cgroups, "a")["a"]
     root = cgroups.hierarchies.cpu_root
     in_namespace(agent, f'mount --bind "{root}" "{root}" && mount -o remount,bind,ro "{root}"')

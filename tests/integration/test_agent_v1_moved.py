@@ -133,7 +133,7 @@ def test_limits_go_back_though_the_agent_cannot_see_the_mount_any_more(cgroups, 
     assert agent.run("restore").stdout.startswith("nothing to restore")
 
 
-def test_a_covered_mount_is_said_nothing_is_lowered_and_it_goes_on_when_it_is_back(cgroups, agent):
+def test_a_covered_mount_is_reported_and_lowers_nothing_until_it_is_back(cgroups, agent):
     make(cgroups, "a", "b")
     agent.prefix = NAMESPACE
     lower(agent, cgroups, "a", "b")

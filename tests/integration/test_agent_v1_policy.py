@@ -60,7 +60,7 @@ def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
     assert [cgroups.read(name, "quota_us") for name in ("group/free", "group/odd", "late")] == ["-1"] * 3
 
 
-def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_later_in_full(cgroups, agent):
+def test_a_quota_above_delays_part_of_a_restore(cgroups, agent):
     if cgroups.hierarchies.cpu_version != 1:
         pytest.skip("v2 takes any quota below any other")
     cgroups.make("group")
@@ -103,7 +103,7 @@ def test_foreign_raises_above_what_was_found_outlive_the_agent(cgroups, agent):
     assert {cgroups.read(name, "burst_us") for name in kept} == {"100000"}
 
 
-def test_what_an_engine_orders_holds_down_and_up_and_is_put_back_in_the_end(cgroups, agent):
+def test_limits_within_an_engines_order_are_restored_in_the_end(cgroups, agent):
     """What ``docker update --cpus`` does on v1: period and quota, in two writes."""
     make(cgroups, "a")
     load = cgroups.start_load("a", 2)

@@ -486,7 +486,7 @@ def test_why_there_is_no_pressure(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", ["v2", "v1-together", "v1-hybrid"])
-def test_a_look_sees_what_the_kernel_counts_after_the_last_use_and_so_does_the_reading_after_it(tmp_path, layout):
+def test_a_look_sees_what_the_kernel_counts_after_the_last_use(tmp_path, layout):
     host = make_v2(tmp_path) if layout == "v2" else make_v1(tmp_path, layout)
     with host.open(host.make("a")) as cgroup:
         for throttled in (0, 1, 1, 5):

@@ -190,7 +190,7 @@ def test_a_job_whose_record_is_damaged_goes_on_and_its_end_is_told(rig):
     rig.assert_nothing_left(*job_ids)
 
 
-def test_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_the_next_agent_needs(rig):
+def test_a_removed_runtime_directory_is_created_again_for_the_next_agent(rig):
     job_id = rig.gated(":", "exit 3")
     rig.wait(Started, job_id)
     pid = the_keeper(rig)

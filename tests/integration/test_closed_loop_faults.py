@@ -149,7 +149,7 @@ def test_a_killed_agent_finds_its_jobs_again(own, gates):
     assert gates.starts == [job["id"]]
 
 
-def test_jobs_that_end_while_there_is_no_agent_are_reported_with_their_exit_codes(own, gates):
+def test_jobs_that_end_without_an_agent_are_reported_with_exit_codes(own, gates):
     operation = own.start_operation("p", gates.command, 2, max_failed_job_count=2)
     good, bad = own.await_running(operation, 2)
     keeper, node = own.keeper_of(good), own.nodes[0]
@@ -218,7 +218,7 @@ def test_a_network_that_fails_for_a_short_time_loses_nothing(network, gates, fau
     loop.await_no_jobs()
 
 
-def test_a_job_of_a_node_that_is_away_too_long_runs_elsewhere_and_ends_when_the_node_is_back(network, gates):
+def test_a_job_of_a_node_away_too_long_runs_elsewhere_and_ends_on_return(network, gates):
     loop = network.loop
     loop.set_tree(node_reconnection_timeout=GONE_S * 1000)
     operation = loop.start_operation("p", gates.command)
@@ -247,7 +247,7 @@ def test_a_job_of_a_node_that_is_away_too_long_runs_elsewhere_and_ends_when_the_
 # ---- overdraft
 
 
-def test_jobs_reserve_less_memory_than_they_may_use_until_their_node_comes_short(own, tmp_path):
+def test_jobs_reserve_less_memory_than_allowed_until_their_node_is_short(own, tmp_path):
     """MEM-8 and MEM-9, in a quarter of the size."""
     node, limit, gate = own.nodes[0], 128 * MIB, tmp_path / "gate"
     configure(node, f'[resources]\nmemory = {2 * limit}\nresource_adjustment_period = "100ms"\n')

@@ -131,7 +131,7 @@ def test_top_survives_a_restart_of_the_agent(running):
 # explain
 
 
-def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_its_cgroup(running, cgroups):
+def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_cgroup(running, cgroups):
     agent = running("job-1")
     wait_for_reclaim(agent, "job-1")
     text = run_quietly(agent, "explain", "job-1")

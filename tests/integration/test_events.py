@@ -69,7 +69,7 @@ def test_who_sees_what(secured: SchedulerProcess):
         assert secured.request("GET", path).status_code == 401
 
 
-def test_strangers_are_in_the_audit_log_unless_they_only_ask_without_a_token(secured: SchedulerProcess):
+def test_strangers_are_audited_unless_they_only_ask_without_a_token(secured: SchedulerProcess):
     """Each act of one team against another is in ``test_rights_by_lists.py``."""
     for token, method, path in (("not-known", "GET", "trees"), ("", "POST", "trees"), ("", "GET", "trees")):
         secured.use_token(token)

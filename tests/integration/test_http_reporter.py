@@ -121,7 +121,7 @@ def test_one_connection_is_kept(logs: list[Any]):
     assert logs == []
 
 
-def test_a_newer_heartbeat_replaces_the_failed_one_and_does_not_cut_the_wait_short():
+def test_a_newer_heartbeat_replaces_the_failed_one_and_keeps_the_wait():
     rng = not_before_close()
     with scripted(500) as server, reporting(server.url, rng) as reporter:
         reporter.submit(make_heartbeat(1))
@@ -183,7 +183,7 @@ def test_proxies_of_the_environment_are_not_used(bound: socket.socket, monkeypat
         assert reporter.stats().failed_total == 0
 
 
-def test_a_receiver_that_takes_a_report_slowly_is_given_up_after_the_timeout(bound: socket.socket):
+def test_a_receiver_that_takes_a_report_slowly_is_dropped_at_the_timeout(bound: socket.socket):
     size, taken, given_up, drained = 2**25, 0, threading.Event(), threading.Event()
 
     def take_slowly() -> None:

@@ -103,7 +103,7 @@ def test_a_cordoned_node_gets_no_job_before_and_after_a_restart(scheduler: Sched
     assert "bad fan" in audit
 
 
-def test_a_drain_shows_its_plan_then_empties_the_node_and_the_jobs_run_elsewhere(scheduler: SchedulerProcess) -> None:
+def test_a_drain_shows_its_plan_then_empties_the_node(scheduler: SchedulerProcess) -> None:
     first, second = two_nodes(scheduler)
     operation = scheduler.start_operation("p", job_count=2, cpu=1.5)
     first.beat_until(lambda: len(first.jobs) == 2, "they run")

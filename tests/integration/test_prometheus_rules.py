@@ -97,7 +97,7 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
     assert "$labels" in annotations["summary"]
 
 
-def test_each_alert_has_its_section_in_the_runbook_and_no_section_is_left_over() -> None:
+def test_each_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> None:
     sections = re.split(r"^### ", RUNBOOK.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     titles = [section.partition("\n")[0] for section in sections]
     assert titles == [rule["alert"] for rule in ALERTS]

@@ -246,7 +246,7 @@ async def ask_all(
     await cluster.close()
 
 
-def test_no_request_holds_the_loop_for_long_and_each_costs_its_user_what_it_takes(tmp_path: Path) -> None:
+def test_no_request_holds_the_loop_for_long_and_its_user_pays_for_it(tmp_path: Path) -> None:
     async def measure() -> list[str]:
         return [
             f"{name}: {answer.text[:60]!r}, {steps.most} calls in one turn, {steps.total}, estimated {estimated}"

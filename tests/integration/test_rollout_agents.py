@@ -52,7 +52,7 @@ def await_levels(cluster: Loop, wanted: dict[str, str]) -> None:
     cluster.wait(lambda: levels(cluster) == wanted, f"agents do {wanted}, not {levels(cluster)}", WAIT_S)
 
 
-def test_a_canary_that_throttles_is_taken_back_by_itself_and_the_rest_is_not_touched(cluster):
+def test_a_canary_that_throttles_is_reverted_and_the_rest_is_not_touched(cluster):
     shadow = {node.node_id: "shadow" for node in cluster.nodes}
     told, writes = list_told(cluster), count_writes(cluster)
     burner = cluster.start("default", "/bin/sh", "-c", "while :; do :; done", count=NODES, cpu=0.2)

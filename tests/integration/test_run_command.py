@@ -119,7 +119,7 @@ def test_an_operation_whose_output_nobody_reads_is_aborted(environment, cluster)
     assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
 
 
-def test_a_second_signal_while_no_scheduler_answers_says_that_the_operation_may_go_on(environment, cluster):
+def test_a_second_signal_without_a_scheduler_warns_of_the_operation(environment, cluster):
     process, operation = begin(environment, "echo begun; sleep 1000")
     assert process.stderr is not None
     cluster.scheduler.pause()
@@ -135,7 +135,7 @@ def test_a_second_signal_while_no_scheduler_answers_says_that_the_operation_may_
     assert cpumond(environment, "operation", "abort", operation).returncode in (0, 78)
 
 
-def test_a_job_that_is_preempted_is_told_of_and_the_one_in_its_place_is_followed(environment, cluster, tmp_path):
+def test_a_preemption_is_printed_and_the_replacement_is_followed(environment, cluster, tmp_path):
     options = {"max_unpreemptible_running_job_count": (0, 10), "fair_share_starvation_timeout": (100, 30_000)}
     quick, before = ([f"{name}={both[n]}" for name, both in options.items()] for n in (0, 1))
     assert cpumond(environment, "tree", "set", "default", *quick).returncode == 0

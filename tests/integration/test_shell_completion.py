@@ -59,7 +59,7 @@ def test_tab_after_the_beginning_of_commands(shell: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shell", ASK)
-def test_tab_gives_names_that_the_scheduler_knows_and_none_that_a_shell_would_take_for_something_else(
+def test_tab_gives_known_names_and_none_that_a_shell_would_interpret(
     shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LiveScheduler(tmp_path) as server:

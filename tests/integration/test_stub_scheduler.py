@@ -77,7 +77,7 @@ def make_message(**changes: object) -> dict[str, object]:
     }
 
 
-def test_a_heartbeat_is_accepted_on_each_path_with_whole_numbers_as_numbers(shared: Stub):
+def test_a_heartbeat_is_accepted_on_each_path_with_whole_numbers(shared: Stub):
     for path in ("/v1/heartbeat", "/v1/heartbeats", "/"):
         answer = shared.post(make_message(node_id=f"node of {path}", cpu_capacity=8, sequence=2.0), path)
         assert (answer.status_code, answer.json()) == (200, {"accepted": True, "sequence": 2})

@@ -33,7 +33,7 @@ def end(scheduler: SchedulerProcess, nodes: list[PlayedNode], operation: str) ->
         node.beat_until(lambda node=node: not node.jobs_of(operation), "the end of the jobs")
 
 
-def test_jobs_follow_the_tags_of_nodes_and_the_filters_of_operations_and_pools(scheduler: SchedulerProcess) -> None:
+def test_jobs_follow_tags_of_nodes_and_filters_of_operations_and_pools(scheduler: SchedulerProcess) -> None:
     """TAG-1 to TAG-5. What fails, waits or is stuck is in ``tests/unit/scheduler/state``."""
     scheduler.write_config("min_spare_job_resources_on_node = {user_slots = 0, cpu = 0.0, memory = 0}\n")
     scheduler.start()

@@ -131,7 +131,7 @@ def reload(scheduler: SchedulerProcess, event: str = "reloaded") -> dict[str, An
     return scheduler.events(event)[-1]
 
 
-def test_a_certificate_is_renewed_without_a_restart_and_a_bad_one_is_not_taken(tls: TlsScheduler) -> None:
+def test_a_certificate_is_renewed_without_a_restart_and_a_bad_one_refused(tls: TlsScheduler) -> None:
     tls.start()
     assert tls.subject() == "first"
     assert tls.get("me")["user"] == "root"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cgroup
 BURN = ["python3", "-c", "import time\nwhile time.process_time() < 0.2: pass"]
 
 
-def test_a_collector_gets_the_phases_of_each_operation_also_when_the_scheduler_stops(tmp_path: Path) -> None:
+def test_a_collector_gets_the_phases_of_operations_also_at_the_end(tmp_path: Path) -> None:
     spans: list[Any] = []
 
     def collect(asked: Asked) -> None:

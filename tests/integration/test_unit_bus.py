@@ -268,9 +268,7 @@ LAST = limit(500_000)
 """What the unit was given last."""
 
 
-def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_until_that_is_known(
-    systemd: Systemd, client: Client
-) -> None:
+def test_a_unit_with_a_foreign_limit_is_not_set_until_that_is_known(systemd: Systemd, client: Client) -> None:
     for value in (4_000_000, 3_000_000):
         client.bus.set("a.service", limit(value), urgent=True, expected=LAST)
         assert client.bus.flush(60.0)

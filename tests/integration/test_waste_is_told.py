@@ -63,9 +63,7 @@ def play_last_week(scheduler: SchedulerProcess, since: float) -> str:
     return user
 
 
-def test_each_owner_hears_once_through_restarts_while_a_webhook_hangs_and_fails(
-    scheduler: SchedulerProcess, tmp_path: Path
-) -> None:
+def test_each_owner_hears_once_while_a_webhook_hangs_and_fails(scheduler: SchedulerProcess, tmp_path: Path) -> None:
     since, told = monday_before(time.time()) - WEEK_S, tmp_path / "told"
     user = play_last_week(scheduler, since)
     posts: list[dict[str, Any]] = []

@@ -44,7 +44,7 @@ def make_run(arm: str, number: int, p99_ms: float, **fields: object) -> Run:
     return msgspec.convert({"arm": arm, "round": number, "seconds": 100.0, "servers": {"web": server}, **fields}, Run)
 
 
-def test_arrivals_are_the_same_in_each_arm_of_a_round_and_others_in_the_next():
+def test_arrivals_are_the_same_in_each_arm_of_a_round_only():
     first, again, other = (make_arrivals(seed, 100.0, 66.0, 5.0) for seed in ("1 web", "1 web", "2 web"))
     assert first == again
     assert first.due_s[:20] != other.due_s[:20]
@@ -52,7 +52,7 @@ def test_arrivals_are_the_same_in_each_arm_of_a_round_and_others_in_the_next():
     assert first.due_s[-1] < SETTLE.seconds + 66.0
 
 
-def test_a_failed_request_counts_with_the_time_until_it_failed_and_settling_does_not_count():
+def test_a_failed_request_counts_with_its_time_and_settling_does_not():
     found = split_phases([9.0, 0.001, 0.002, -0.5], ["settle", "low", "burst", "burst"])
     assert (found[""].requests, found[""].failed, found[""].p99, found[""].most) == (3, 1, 500.0, 500.0)
     assert (found["burst"].requests, found["low"].failed, found["low"].p50) == (2, 0, 1.0)

@@ -259,9 +259,7 @@ def test_the_page_is_read_by_loopback_names_alone(node: FakeNode, page: Caller):
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_metrics_port_knows_the_hosts_full_name_as_soon_as_the_name_server_does(
-    node: FakeNode, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_metrics_port_knows_the_hosts_full_name_once_dns_does(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
     node.start()
     known = "host7"
     monkeypatch.setattr(socket, "gethostname", lambda: "host7")

@@ -325,7 +325,7 @@ def write(folder: Path, **files: str) -> str:
     return str(folder / "cpumond.toml")
 
 
-def test_drop_ins_are_merged_in_the_order_of_their_names_and_a_later_file_wins_key_by_key(tmp_path):
+def test_drop_ins_are_merged_by_name_and_a_later_file_wins_key_by_key(tmp_path):
     path = write(
         tmp_path,
         main="node_id = 'a'\n[monitor]\nsmoothing_factor = 0.2\nmin_cpu_limit = 2\n",
@@ -355,7 +355,7 @@ def test_other_files_of_conf_d_are_left_alone(tmp_path):
         load_config(path)
 
 
-def test_operations_of_several_files_are_merged_by_name_even_one_named_source(tmp_path):
+def test_operations_of_several_files_are_merged_by_name(tmp_path):
     path = write(
         tmp_path,
         main="[operation.a]\nmode = 'shadow'\n[operation.a.job-cpu-monitor]\nmin_cpu_limit = 2\n",

@@ -26,7 +26,7 @@ def explain(node: FakeNode, job: str) -> str:
     return add_sentences(control.explain_job(node.agent, job), settings, "cpumond unpin").why
 
 
-def test_a_share_of_the_jobs_is_chosen_and_a_larger_one_has_the_same_and_more() -> None:
+def test_a_share_of_the_jobs_is_chosen_and_a_larger_one_includes_it() -> None:
     assert chosen(0.0) == set()
     assert len(chosen(0.1)) == pytest.approx(400, abs=80)
     assert chosen(0.1) < chosen(0.3) < chosen(0.5)

@@ -116,7 +116,7 @@ def test_an_order_is_followed_whoever_shows_it_first(node, cores, first):
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node, is_running):
+def test_an_order_equal_to_the_limit_in_force_is_seen(node, is_running):
     if not is_running:
         node.drop_agent()
         node.agent = node.make_agent()
@@ -130,7 +130,7 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
     assert node.cores_after_end("web") == 0.5
 
 
-def test_an_order_of_just_the_limit_in_force_that_comes_with_the_end_is_kept(node, monkeypatch):
+def test_an_order_equal_to_the_limit_that_comes_with_the_end_is_kept(node, monkeypatch):
     node.write("web", "cpu.max", "50000 100000")
     monkeypatch.setattr(node.thread, "nudge", lambda _: node.answer(order(0.5), at_s=time.monotonic()))
     assert node.cores_after_end("web") == 0.5
@@ -191,7 +191,7 @@ def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
     assert node.cores_after_end("web") == ordered
 
 
-def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node):
+def test_a_job_that_no_longer_has_a_limit_counts_as_its_use(node):
     node.answer(order(None))
     node.write("web", "cpu.max", "max 100000")
     node.ticks(3, 0.25)

@@ -114,7 +114,7 @@ def test_the_status_has_what_the_rule_knows(start):
     assert job.peak.target_cores == pytest.approx(1.05 * (state.peak_cores or 0.0))
 
 
-def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(start):
+def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_rule(start):
     document = '[monitor]\nmode = "reclaim"\n' + source(cpu_limit=16.0) + PAGE
     node = start(config='[monitor]\nmode = "reclaim"\n', more=PAGE, after_s=10)
     node.reload(PEAK + source(cpu_limit=16.0) + PAGE)

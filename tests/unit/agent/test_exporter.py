@@ -389,7 +389,7 @@ def test_totals_count_every_job_whatever_has_series(series, maximum):
     assert len(labels_of(text, "cpumond_job_cpu_seconds_total", "job_id")) == expected
 
 
-def test_operations_beyond_the_maximum_are_one_series_and_all_add_up_to_the_node():
+def test_operations_beyond_the_maximum_are_one_series_and_sums_match():
     jobs = [make_job(f"j{number}", name) for number, name in enumerate("abcadb")]
     groups = choose_operations(jobs, 2)
     assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, OTHERS: 2}

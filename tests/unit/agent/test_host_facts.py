@@ -49,7 +49,7 @@ def test_who_asks_for_a_job_without_a_process_is_told_that(make_node):
     assert explain_job(node.agent, "added").cpu_limit == 2.0, "it was registered"
 
 
-def test_many_empty_cgroups_take_no_job_s_place_and_each_is_looked_at_in_its_turn(make_node):
+def test_many_empty_cgroups_take_no_jobs_place_and_are_looked_at_in_turn(make_node):
     jobs = {f"left{n}": job(0) for n in range(300)}
     node: FakeNode = make_node({**jobs, "run": job(1)}, config=PATIENT + "max_jobs = 2\n").start()
     assert ([each.found.job_id for each in node.tick().jobs], node.snapshot().problems) == (["run"], ())

@@ -51,7 +51,7 @@ def cores(node: FakeNode, *names: str) -> list[float]:
 # ---- what a look does
 
 
-def test_a_look_gives_all_back_to_whom_a_lowered_limit_held_back_and_to_nobody_else(make_node):
+def test_a_look_restores_only_whom_a_lowered_limit_held_back(make_node):
     node = lowered(make_node, "a", "b")
     assert node.files("a") == {"cpu.max": "105000 100000", "cpu.max.burst": "105000", "cpu.weight": "100"}
     look(node)
@@ -100,7 +100,7 @@ def test_the_documents_rule_looks_only_where_it_is_asked_to(make_node):
         assert cores(node, "a") == [back]
 
 
-def test_a_weight_is_given_back_when_use_since_the_last_look_is_above_the_limit(make_node, logs):
+def test_a_weight_is_restored_when_use_since_the_last_look_is_above_it(make_node, logs):
     config = PEAK.replace("[cost]", 'actuator = "weight"\n[cost]') + source()
     node = make_node({"a": FOUR, "b": FOUR}, config=config).start()
     [missed] = [record for record in logs if record["event"] == "pressure_unknown"]
@@ -211,7 +211,7 @@ def test_what_a_limit_of_others_held_back_is_not_charged_to_the_rule(make_node, 
     assert node.job("a").state.caution <= caution
 
 
-def test_in_shadow_use_above_the_limit_is_paid_for_and_throttling_at_the_order_is_not(make_node):
+def test_in_shadow_use_above_the_limit_counts_and_own_throttling_does_not(make_node):
     node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).start()
     node.ticks(12, 1.0)
     assert (node.cores("a"), node.job("a").state.limit_cores) == (4.0, pytest.approx(1.05))
@@ -224,7 +224,7 @@ def test_in_shadow_use_above_the_limit_is_paid_for_and_throttling_at_the_order_i
     assert node.agent.table.find("a").state.is_written
 
 
-def test_a_job_that_begins_anew_is_read_at_the_next_tick_whatever_its_check_period(make_node):
+def test_a_job_that_begins_anew_is_read_at_the_next_tick(make_node):
     slow = source("jobs/a", more='job-cpu-monitor = { check_period = "60s" }')
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + slow + source()).start()
     while node.cores("a") == 4.0:
@@ -261,7 +261,7 @@ def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
 # ---- a base for looks, and no needless writes
 
 
-def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(make_node):
+def test_a_value_that_the_kernel_refuses_is_not_decided_each_tick(make_node):
     node = make_node({"a": FOUR}, config=PEAK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0") + source()).start()
     node.ticks(30, 0.0)
     assert node.read("a") == "1000 1000000"
@@ -291,7 +291,7 @@ def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
 # ---- which jobs
 
 
-def test_a_pause_holds_looks_too_and_what_came_meanwhile_is_given_back_after_it(make_node):
+def test_a_pause_holds_looks_too_and_restores_follow_it(make_node):
     node = make_node({"a": FOUR}, config=PEAK + source())
     os.unlink(node.root / "jobs" / "a" / "cpu.max.burst")  # a kernel without bursts
     node.start().ticks(12, 1.0)
@@ -307,7 +307,7 @@ def test_a_pause_holds_looks_too_and_what_came_meanwhile_is_given_back_after_it(
     assert node.snapshot().counters["write_errors"] == 0
 
 
-def test_an_order_of_somebody_else_is_not_written_over_and_the_tick_takes_it(make_node):
+def test_a_foreign_order_is_not_overwritten_and_the_tick_takes_it(make_node):
     node = lowered(make_node, "a")
     node.write("a", "cpu.max", "90000 100000\n")
     look(node, "a")
@@ -317,7 +317,7 @@ def test_an_order_of_somebody_else_is_not_written_over_and_the_tick_takes_it(mak
     assert (cores(node, "a"), job.original.cores, job.hold.is_free) == ([0.9], 0.9, False)
 
 
-def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_in(make_node):
+def test_throttling_is_counted_in_the_period_that_another_program_sets(make_node):
     jobs = {"short": v2_cgroup(quota="200000 50000"), "other": FOUR}
     node = make_node(jobs, config=PEAK + source()).start()
     periods = [node.agent.table.find(name).state.cfs_period_s for name in ("short", "other")]
@@ -380,7 +380,7 @@ def test_a_write_that_the_kernel_refuses_is_not_tried_at_each_look(make_node, mo
 # ---- when
 
 
-def test_looks_come_at_a_rate_of_their_own_and_one_that_is_late_is_not_made_up_for(make_node):
+def test_looks_have_a_rate_of_their_own_and_a_late_one_is_not_made_up_for(make_node):
     node = lowered(make_node, "a")
     now_s = node.clock.monotonic_s()
     schedule = LookSchedule()
@@ -462,7 +462,7 @@ def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_
         (b"nr_throttled 5", None),
     ],
 )
-def test_the_count_of_throttled_periods_is_found_in_the_bytes_or_they_are_damaged(raw, throttled):
+def test_the_count_of_throttled_periods_is_read_from_bytes(raw, throttled):
     with contextlib.nullcontext() if throttled is not None else pytest.raises(ValueError, match=r"invalid|not found"):
         assert parse_throttled(raw) == throttled
 

@@ -247,7 +247,7 @@ def test_the_last_heartbeat_gives_everything_back(node):
     assert node.reports.closed == 1
 
 
-def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(make_node):
+def test_a_heartbeat_is_sent_on_each_change_and_each_report_period(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source() + '[report]\nkind = "none"\nreport_period = "5s"\n').start()
     sent = []
     for _ in range(16):
@@ -302,7 +302,7 @@ def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
     assert node.reports.heartbeats[-1].node_id == "node"
 
 
-def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_without_them(make_node):
+def test_a_job_with_child_cgroups_is_restored_until_they_are_gone(make_node):
     node = lowered(make_node, QUICK + source() + RESCAN)
     child = node.root / "jobs" / "a" / "child"
     child.mkdir()
@@ -360,7 +360,7 @@ def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_nod
 
 
 @pytest.mark.parametrize("quota_us", [10_000, 49_900, 50_100, 399_000])
-def test_a_limit_below_the_original_that_somebody_else_sets_is_the_new_original(make_node, logs, quota_us):
+def test_a_lower_foreign_limit_is_the_new_original(make_node, logs, quota_us):
     node = lowered(make_node, QUICK + source() + '[writes]\noverride_ttl = "5s"\n')
     node.write("a", "cpu.max", f"{quota_us} 100000\n")
     node.tick()
@@ -417,7 +417,7 @@ def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
     assert node.cores_after_end("a") == 4.0
 
 
-def test_without_a_time_for_overrides_an_order_is_lowered_as_soon_as_it_is_on_disk(make_node, monkeypatch):
+def test_without_a_time_for_overrides_an_order_is_lowered_once_on_disk(make_node, monkeypatch):
     node = lowered(make_node, QUICK + source() + "[writes]\noverride_ttl = 0\n")
 
     def refuse(*_: object, **__: object) -> None:
@@ -444,7 +444,7 @@ def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatc
     assert (node.cores("a"), ring(node, "a")[-1]) == (1.0, ("reapply", "applied"))
 
 
-def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(node, monkeypatch, refuse_writes, logs):
+def test_a_restore_that_failed_when_its_source_went_is_done_in_the_end(node, monkeypatch, refuse_writes, logs):
     refuse_writes()
     node.reload(QUICK)
     node.tick()
@@ -464,7 +464,7 @@ def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_
     assert (node.cores("a"), node.job("a").status) == (2.0, "overridden")
 
 
-def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(make_node):
+def test_a_foreign_write_among_too_many_events_is_not_missed(make_node):
     node = make_node({"a": FOUR, "b": FOUR}).start()
     node.ticks(8)
     kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
@@ -504,7 +504,7 @@ def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkey
     assert len([line for line in logs if line["event"] == "inotify_used_up"]) == 1
 
 
-def test_a_limit_that_is_set_while_the_agent_opens_its_cgroup_is_not_missed(make_node, monkeypatch):
+def test_a_limit_set_while_the_agent_opens_its_cgroup_is_not_missed(make_node, monkeypatch):
     node = make_node({}, config=QUICK + source(cpu_limit="from-cgroup")).start()
     node.make("a")
     written: list[str] = []
@@ -594,7 +594,7 @@ def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
 
 
 @pytest.mark.parametrize("content", [b"", b"cpumond-state 1 sha256=00\n{}", b"\xff\xfe", b"cpumond-state 9 x\n"])
-def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(make_node, logs, content):
+def test_a_damaged_state_file_is_kept_aside_and_limits_are_restored(make_node, logs, content):
     config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
     node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
     node.ticks(8)
@@ -637,7 +637,7 @@ def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(node):
     assert node.job("small").state.hard_cores == 2.0
 
 
-def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(node):
+def test_limits_after_a_damaged_state_file_are_written_once_the_disk_works(node):
     state = node.directory / "state"
     (state / "originals.state").write_bytes(b"")
     (node.directory / "run" / "originals.state").write_bytes(b"")

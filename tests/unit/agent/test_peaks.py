@@ -217,7 +217,7 @@ def test_under_the_documents_rule_there_is_no_file_and_no_thread(make_node):
     assert node.agent.context.peaks._thread is None
 
 
-def test_jobs_that_are_gone_are_dropped_and_those_that_nobody_names_are_kept_while_they_live(make_node):
+def test_jobs_that_are_gone_are_dropped_and_unnamed_living_ones_kept(make_node):
     node = make_peak_node(make_node, ("a", "b", "c"))
     node.ticks(3, 1.0)
     store(node)
@@ -363,7 +363,7 @@ def test_what_is_recalled_at_once_decides_as_if_nothing_had_been(first, later):
 
 
 @given(steps, st.floats(0.0, 1e9), st.floats(0.5, HARD))
-def test_a_peak_fades_by_the_time_that_passed_and_is_no_more_than_the_job_s_cpu(first, passed_s, hard):
+def test_a_peak_fades_with_time_and_is_no_more_than_the_jobs_cpu(first, passed_s, hard):
     before = follow(start_state(HARD, 0.0), first)[-1]
     assert before.base is not None
     now_s = before.base.at_s + passed_s

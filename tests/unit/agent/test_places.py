@@ -29,7 +29,7 @@ def test_a_loss_is_told_for_a_while() -> None:
     assert places.lost_total == 1
 
 
-def test_what_cannot_be_written_anew_is_told_until_it_can_and_holds_up_nothing_else() -> None:
+def test_a_file_that_cannot_be_written_is_reported_and_delays_nothing_else() -> None:
     errors = [AccessError("no rights"), AccessError("no rights"), None]
     looked = []
 
@@ -69,7 +69,7 @@ def test_nobody_else_may_hold_the_lock(tmp_path: Path) -> None:
     lock.close()
 
 
-def test_an_agent_gives_way_to_one_that_has_its_lock_but_not_to_a_restore_that_goes_by(tmp_path: Path) -> None:
+def test_an_agent_gives_way_to_a_holder_of_its_lock_but_not_to_a_restore(tmp_path: Path) -> None:
     lock = RunLock(str(tmp_path), "")
     written = []
     places = Places(lambda: written.append(1) or [])  # type: ignore[func-returns-value]

@@ -52,7 +52,7 @@ def test_votes(votes, kept):
     assert ring.records()[0].votes_sum == kept
 
 
-def test_every_kind_of_decision_that_changes_a_limit_has_a_name_in_the_ring():
+def test_every_decision_that_changes_a_limit_has_a_name_in_the_ring():
     kinds = next(field.type for field in msgspec.inspect.type_info(Decision).fields if field.name == "kind")
     assert isinstance(kinds, msgspec.inspect.LiteralType)
     assert set(kinds.values) - {"delay", "base", "hold"} <= set(KINDS)

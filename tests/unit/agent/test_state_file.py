@@ -118,7 +118,7 @@ def test_a_file_of_another_kind_or_version(path, header, match):
         load(path, Originals)
 
 
-def test_the_content_is_on_disk_before_its_name_and_its_name_before_the_return(path, monkeypatch):
+def test_content_is_on_disk_before_its_name_and_that_before_the_return(path, monkeypatch):
     done: list[str] = []
 
     def note(word: str, function: Callable[..., object]) -> Callable[..., object]:

@@ -87,7 +87,7 @@ def test_a_reload_does_not_raise_what_was_told(told, level):
     assert about(node).level == lowest(level, bound)
 
 
-def test_a_pin_ends_with_the_level_and_in_up_only_nothing_is_lowered_after_it(make_node):
+def test_a_pin_ends_with_the_level_and_up_only_lowers_nothing_after_it(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source() + MAY).start()
     lower(node)
     control.pin_job(node.agent, "a", {"cpu_limit": 1.0})

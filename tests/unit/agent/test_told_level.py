@@ -34,7 +34,7 @@ def test_the_lower_one_of_the_own_level_and_the_one_that_was_told_counts(own, to
     assert config.find_highest_level() == lowest(own, told)
 
 
-def test_with_may_set_mode_nothing_is_written_until_the_scheduler_says_more():
+def test_with_may_set_mode_nothing_is_written_before_the_scheduler_allows():
     for own in LEVELS:
         assert finish_config({"monitor": OWN[own]}, "").find_highest_level() == own
     link = SchedulerOptions(url="http://127.0.0.1:1", may_set_mode=True)
@@ -59,7 +59,7 @@ def test_a_level_that_is_not_known_is_the_safe_one():
 
 
 @pytest.mark.parametrize("level", ["guarantee", "weight"])
-def test_at_a_lower_level_the_options_that_are_not_given_are_those_of_its_actuator(level):
+def test_at_a_lower_level_unset_options_are_those_of_its_actuator(level):
     held = AgentConfig(monitor=OWN["quota"], ceiling=level).node_settings()
     assert held == AgentConfig(monitor={**OWN["quota"], "actuator": level}).node_settings()
 

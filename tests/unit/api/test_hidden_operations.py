@@ -38,7 +38,7 @@ def world() -> World:
     return world
 
 
-def test_of_preemptions_neither_the_ones_of_a_hidden_operation_are_told_nor_for_which_one_others_were(world):
+def test_preemptions_name_no_hidden_operation_on_either_side(world):
     rights = Rights(world.state, User("spy"))
     [seen] = view_preemptions(rights, limit=9).preemptions
     assert (seen.operation_id, seen.preemptor_operation_id, seen.preemptor_job_id) == (world.own, "", "")
@@ -89,7 +89,7 @@ def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):
         ("bob", "closed", True), ("root", "closed", True),
     ],
 )  # fmt: skip
-def test_events_of_an_operation_that_was_forgotten_are_told_as_its_pool_says(world, user, pool, sees):
+def test_events_of_a_forgotten_operation_are_shown_as_its_pool_allows(world, user, pool, sees):
     event = Event(at=1.0, kind="operation_failed", text="", operation="long-gone", tree=TREE, pool=pool)
     rights = Rights(world.state, User(user, admin=user == "root"))
     assert may_see(rights, event) == sees

@@ -170,7 +170,7 @@ def test_without_a_file_of_tokens_the_kernels_word_counts_on_this_machine(schedu
     assert gate.find_node(make_request(place="127.0.0.1", account=root)).admin
 
 
-async def test_a_token_goes_before_the_kernels_word_and_an_unknown_one_does_not_hide_it(scheduler: Scheduler) -> None:
+async def test_a_token_goes_before_the_kernels_word_also_an_unknown_one(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler)
     root = User("root", admin=True, origin="uid 0")
     token_id = (await scheduler.execute(CreateToken(hash_token("carols"), "carol"), ADMIN)).id

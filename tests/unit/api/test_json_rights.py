@@ -36,7 +36,7 @@ def can(world: World, asker: User, **query: str) -> bool:
     return judge_question(Rights(world.state, asker), given, find_known).allowed
 
 
-def test_of_another_user_what_is_known_counts_and_the_groups_that_are_given(world):
+def test_of_another_user_known_groups_and_given_ones_count(world):
     assert can(world, ADMIN)
     assert can(world, ADMIN, user="ann")
     assert not can(world, ADMIN, user="bob")

@@ -40,7 +40,7 @@ async def test_a_value_that_took_long_is_kept_and_one_of_other_things_is_not() -
     assert await bakery.get("a") == 4
 
 
-async def test_a_value_that_took_nothing_is_made_anew_unless_its_version_is_the_same() -> None:
+async def test_a_value_that_took_nothing_is_made_again_unless_its_version_holds() -> None:
     bakery = Bakery()
     assert (await bakery.get(), await bakery.get()) == (1, 2)
     assert (await bakery.get(version=1), await bakery.get(version=1), await bakery.get(version=2)) == (3, 3, 4)

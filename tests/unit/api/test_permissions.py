@@ -110,7 +110,7 @@ def test_what_is_not_there_is_told(asked, name, sentence):
 # --- actions
 
 
-def test_what_is_not_recognised_is_shown_without_secrets_and_without_their_mark(asked):
+def test_unrecognised_options_are_shown_without_secrets(asked):
     task = {"command": "true", "job_count": 1, "environment": {"TOKEN": "x"}, "more": {"environment": {"A": "x"}}}
     operation = asked.start("b", user="ann", tasks={"t": task})
     record = asked.record(operation)

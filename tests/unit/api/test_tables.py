@@ -93,7 +93,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
 
 
-def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they_mean_something(living):
+def test_pools_come_depth_first_with_integral_columns_where_they_apply(living):
     for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
         living.create_pool(name, parent)
     living.create_pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
@@ -152,7 +152,7 @@ def test_a_search_finds_what_holds_now_and_keeps_no_text_of_what_is_gone(living)
     assert texts.of(record) is texts.of(record)
 
 
-def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_where_equal(living):
+def test_operations_are_sorted_both_ways_and_newer_first_where_equal(living):
     living.node("n1", cpu=8.0)
     living.create_pool("a")
     small = living.begin("a", 1, title="b", user="zoe")

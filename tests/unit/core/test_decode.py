@@ -72,7 +72,7 @@ print("all decoded")
 """
 
 
-def test_threads_that_decode_a_type_for_the_first_time_do_not_end_the_process() -> None:
+def test_threads_that_decode_a_type_first_do_not_end_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all decoded\n", "")
 

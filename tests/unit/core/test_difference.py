@@ -56,7 +56,7 @@ def test_the_full_state_is_told_now_and_then():
     assert full == 3
 
 
-def test_what_does_not_differ_from_the_last_heartbeat_is_dropped_and_the_full_state_asked_for():
+def test_a_difference_to_another_heartbeat_is_dropped_for_the_full_state():
     world = World(EASY)
     node = world.node("n1")
     world.create_pool("p")

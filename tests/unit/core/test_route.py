@@ -126,7 +126,7 @@ def test_two_standbys_are_asked_together_as_often_as_one():
     assert min(asked[A], asked[B]) > 35
 
 
-def test_a_dead_leader_that_the_standby_still_names_does_not_hold_up_the_standby():
+def test_a_dead_leader_that_the_standby_names_does_not_delay_the_standby():
     """The host of the leader is gone: each attempt there lasts 5 s. The standby leads after 10 s."""
     route, now, asked = Route((A, B), 30.0, random.Random(1)), 0.0, []
     while True:

@@ -38,7 +38,7 @@ def test_a_usual_mistake_has_its_line_and_a_remedy(line: str, remedy: str) -> No
     assert "; write " not in remedy or decode_toml(remedy.partition("; write ")[2])
 
 
-def test_what_has_no_remedy_keeps_the_parsers_words_and_a_long_line_its_beginning() -> None:
+def test_an_error_without_a_remedy_keeps_the_parsers_words() -> None:
     with pytest.raises(ContentError, match=r"^line 1: `a = 1 \]`: Expected newline .* \(column 7\)$"):
         decode_toml("a = 1 ]\n")
     with pytest.raises(ContentError, match=r"^line 1: `a = 1x{115}\.\.\.`: Expected newline"):

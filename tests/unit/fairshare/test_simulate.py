@@ -184,7 +184,7 @@ def test_what_does_not_change_stays_the_same_object():
     assert all(snapshot is full[1] for snapshot in full[2:])
 
 
-def test_usage_is_what_was_granted_the_step_before_and_no_more_than_the_demand():
+def test_usage_is_the_last_grant_and_no_more_than_the_demand():
     seen = record_updates(make_scenario(start(1, 300), stop(3), volume=CAPACITY), 4)
     assert [snapshot.operations[1].demand[1] for snapshot, _, _ in seen] == [0, 300, 300, 0, 0]
     assert [snapshot.operations[1].usage[1] for snapshot, _, _ in seen] == pytest.approx([0, 0, 300, 0, 0])

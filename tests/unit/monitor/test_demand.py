@@ -52,7 +52,7 @@ def test_what_rows_are_in_periods(text, duration_s, expected):
     assert (cores(demand.work_cpu_s), demand.notes, demand.at_order_cpu_s) == (expected, (), None)
 
 
-def test_rows_of_a_tenth_of_a_second_are_one_period_each_whatever_their_decimals_are_off_by():
+def test_rows_of_a_tenth_of_a_second_are_one_period_each():
     rows = [(number * 0.1, number % 7) for number in range(20_000)]
     text = "".join(f"{seconds!r},{wanted}\n" for seconds, wanted in rows)
     assert cores(read(text).work_cpu_s) == [wanted for _, wanted in rows]
@@ -74,7 +74,7 @@ def test_a_recorded_row_is_about_the_time_before_it():
     assert demand.notes[1] == "It does not show bursts shorter than a row (150ms on average)."
 
 
-def test_rows_in_which_the_job_was_throttled_may_have_wanted_all_that_was_ordered():
+def test_rows_in_which_the_job_was_throttled_may_have_wanted_all():
     demand = read("time-s,total_cpu_s,throttled_ratio\n0,0,0\n0.2,0.2,0\n0.3,0.3,0.01\n0.4,1.2,1\n")
     assert cores(demand.work_cpu_s) == [1, 1, 1, 9]
     assert demand.at_order_cpu_s is not None

@@ -55,7 +55,7 @@ def test_nothing_goes_below_the_floor() -> None:
     assert {each.reclaimable_cores for each in found.rules.values()} == {0.0}
 
 
-def test_use_above_the_limit_counts_as_held_back_and_the_rule_learns_from_it() -> None:
+def test_use_above_the_limit_counts_as_held_back_and_teaches_the_rule() -> None:
     """A burst each minute: at most a sample each, as long as a look needs; the peak is remembered longer."""
     minute = [4.0] + [0.2] * 59
     found = estimate(readings(*minute * 20), 8.0, SETTINGS)
@@ -69,7 +69,7 @@ def test_use_above_the_limit_counts_as_held_back_and_the_rule_learns_from_it() -
     assert found.rules["document"].held_back_ratio == found.rules["document"].held_back_most_ratio > 0.0
 
 
-def test_periods_throttled_by_the_own_quota_are_held_back_while_the_limit_is_lower() -> None:
+def test_periods_throttled_by_a_lowered_limit_are_held_back() -> None:
     found = estimate(readings(*[0.5] * 600, throttled=0), 8.0, SETTINGS)
     assert found.rules["peak"].held_back_most_ratio == 0.0
     found = estimate(readings(*[0.5] * 600, throttled=1), 8.0, SETTINGS)

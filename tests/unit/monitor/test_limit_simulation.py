@@ -71,7 +71,7 @@ def test_a_program_falls_behind():
     assert job.late_cpu_s == pytest.approx(1.0)
 
 
-def test_a_program_takes_its_time_however_much_cpu_there_is_and_no_more_at_once_than_was_ordered():
+def test_a_program_takes_its_time_and_no_more_at_once_than_its_request():
     assert Program([1.0], 0.4).run(0, 0.8) == Ran(0.4, False, False)
     job = Program([0.2, 0.0, 0.3], 0.4)
     assert [job.run(period, 0.8).used_cpu_s for period in range(4)] == list(approx(0.2, 0.0, 0.3, 0.0))
@@ -106,7 +106,7 @@ def test_the_documents_rule_on_a_constant_demand_in_closed_form():
     )  # fmt: skip
 
 
-def test_with_nothing_to_free_and_nothing_wanted_no_ratio_divides_by_nothing():
+def test_with_nothing_to_free_and_nothing_wanted_no_ratio_divides_by_zero():
     assert simulate(constant(20.0, 10), 16.0, MonitorSettings()).reclaimed_ratio == 0.0
     idle = simulate(constant(0.0, 60), 16.0, MonitorSettings())
     assert (idle.late_ratio, idle.delay_s) == (0.0, 0.0)

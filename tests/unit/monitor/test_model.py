@@ -11,7 +11,7 @@ from cpumond.monitor.model import MODES, MonitorSettings, check_together, comput
 
 
 @pytest.mark.parametrize("most", [{"relative_lower_bound": 0.9}, {"vote_decision_threshold": 4}])
-def test_bounds_that_meet_and_a_threshold_just_below_the_window_are_allowed(most):
+def test_bounds_that_meet_and_a_threshold_just_below_the_window_are_valid(most):
     check_together(MonitorSettings(**most), "here")
 
 

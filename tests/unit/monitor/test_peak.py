@@ -61,7 +61,7 @@ class Driver:
         return self
 
 
-def test_startup_boost_may_be_longer_and_not_shorter_than_the_first_seconds():
+def test_startup_boost_may_be_longer_not_shorter_than_the_first_seconds():
     for boost_s, first in ((3.0, 11), (30.0, 31)):
         job = Driver(msgspec.structs.replace(S, startup_boost_s=boost_s))
         kinds = [job.step(0.0).kind for _ in range(40)]
@@ -82,7 +82,7 @@ def test_the_length_of_a_period_is_that_of_the_cgroup():
     assert job.state.caution == pytest.approx(caution + 3 * 0.02 - 0.004)
 
 
-def test_a_look_before_the_first_check_at_a_job_with_all_its_cpu_or_at_another_cgroup_says_nothing():
+def test_a_look_before_the_first_check_or_at_another_cgroup_says_nothing():
     fresh = start_state(HARD, 0.0, limit_cores=4.0)
     throttled = CpuReading(1.0, 1.0, nr_throttled=5)
     assert rules.look(fresh, throttled, S) is None
@@ -120,7 +120,7 @@ def without_ceiling(actuator: Actuator) -> MonitorSettings:
 
 
 @pytest.mark.parametrize("actuator", ["weight", "guarantee"])
-def test_without_a_ceiling_use_above_the_limit_is_the_sign_and_throttled_periods_are_not(actuator: Actuator):
+def test_without_a_ceiling_use_above_the_limit_is_the_sign_to_restore(actuator: Actuator):
     s = without_ceiling(actuator)
     job = Driver(s, msgspec.structs.replace(start_state(HARD, 0.0), cfs_period_s=0.05)).lower(2.0)
     limit, caution = job.state.limit_cores, job.state.caution
@@ -176,7 +176,7 @@ def test_a_look_under_a_weight_sees_that_a_job_waits():
     assert job.state.caution == pytest.approx(caution + 0.1)
 
 
-def test_what_was_throttled_in_a_time_that_is_not_counted_is_given_back_and_paid_all_the_same():
+def test_throttling_in_an_uncounted_time_is_restored_and_counts():
     for by_look in (True, False):
         job = Driver().lower(2.0)
         caution = job.state.caution
@@ -199,7 +199,7 @@ def test_what_was_throttled_before_a_fresh_window_is_not_paid():
     assert job.state.held.count == 0
 
 
-def test_a_limit_that_is_not_written_is_paid_for_by_use_above_it_until_the_look():
+def test_a_limit_that_is_not_written_counts_use_above_it_until_the_look():
     job = Driver().lower(2.0)
     job.state = msgspec.structs.replace(job.state, is_written=False)
     caution = job.state.caution
@@ -209,7 +209,7 @@ def test_a_limit_that_is_not_written_is_paid_for_by_use_above_it_until_the_look(
     assert job.state.caution == pytest.approx(max(caution - 0.004, 0.0) + 0.2 - 0.004)
 
 
-def test_a_cut_that_had_no_effect_is_tried_again_in_a_minute_or_after_the_next_raise():
+def test_a_cut_without_effect_is_tried_again_in_a_minute_or_after_a_raise():
     job = Driver(msgspec.structs.replace(S, min_cpu_limit=0.0)).lower(2.0)
     job.state = peak.put_off_cut(job.state, job.reading.at_s)
     kinds = [job.step(0.0).kind for _ in range(60)]

@@ -57,7 +57,7 @@ def job(limit: float, hard: float = 10.0, smoothed: float | None = None, window:
 # --- 1.3, one check, in order
 
 
-def test_failed_sample_changes_nothing_and_the_next_good_check_covers_the_longer_real_interval():
+def test_a_failed_sample_changes_nothing_and_the_next_check_is_longer():
     state, _ = check(start_state(10.0, 0.0), CpuReading(0.0, 0.0), 0.0, DEFAULTS)
     failed, decision = check(state, None, 1.0, DEFAULTS)
     assert failed is state
@@ -74,7 +74,7 @@ def test_two_readings_of_the_same_moment_are_no_check():
 
 
 @pytest.mark.parametrize("reading", [CpuReading(99.0, 11.0, identity=7), CpuReading(200.0, 11.0, identity=8)])
-def test_new_identity_or_a_counter_going_backwards_is_a_new_baseline_without_a_vote(reading):
+def test_a_new_identity_or_a_falling_counter_is_a_new_baseline(reading):
     state = msgspec.structs.replace(
         job(5.0, smoothed=3.0, window=(3.0, 3.0)),
         base=CpuReading(100.0, 10.0, identity=7),
@@ -93,20 +93,20 @@ def test_new_identity_or_a_counter_going_backwards_is_a_new_baseline_without_a_v
     ("relative", "vote"),
     [(0.0, -1), (math.nextafter(0.6, 0), -1), (0.6, 0), (0.75, 0), (0.9, 0), (math.nextafter(0.9, 1), 1), (2.0, 1)],
 )
-def test_vote_minus_1_below_lower_else_plus_1_above_upper_else_0_both_strict(relative, vote):
+def test_vote_minus_1_below_lower_plus_1_above_upper_else_0(relative, vote):
     assert compute_vote(relative, DEFAULTS) == vote
     window = (relative * 8.0,) * 4
     assert count_document_votes(window, relative * 8.0, 8.0, DEFAULTS, 0.0)[1] == vote * 5
 
 
-def test_votes_are_cleared_after_a_decision_and_otherwise_the_oldest_is_dropped():
+def test_votes_are_cleared_after_a_decision_else_the_oldest_is_dropped():
     decided = steps(job(5.0, smoothed=5.0, window=(1, 1, 1, 1)), 5.0, 1, YTSAURUS)[0]
     assert (decided[0].kind, decided[0].votes_sum, decided[1].window) == ("grow", 5, ())
     held = steps(job(5.0, smoothed=5.0, window=(-1, 0, 1, 1)), 5.0, 1, YTSAURUS)[0]
     assert (held[0].kind, held[0].votes_sum, held[1].window) == ("hold", 2, (0, 1, 1, 1))
 
 
-def test_step_8_on_failure_soft_keeps_its_old_value_and_the_votes_stay_cleared():
+def test_step_8_on_failure_soft_keeps_its_value_and_votes_stay_cleared():
     state = job(5.0, smoothed=5.0, window=(1, 1, 1, 1))
     decision, after = steps(state, 5.0, 1, YTSAURUS)[0]
     assert after.limit_cores == 7.25
@@ -184,7 +184,7 @@ def test_min_limit_ratio_raises_the_floor(ratio, hard, floor):
     assert compute_floor(hard, (), MonitorSettings(min_limit_ratio=ratio)) == floor
 
 
-def test_headroom_ratio_raises_the_floor_above_the_99th_percentile_of_the_window_and_never_above_hard():
+def test_headroom_ratio_raises_the_floor_above_the_99th_percentile():
     s = MonitorSettings(headroom_ratio=0.5, vote_window_size=5)
     assert compute_floor(10.0, (1.0, 4.0, 2.0), s) == 6.0
     assert compute_floor(10.0, (9.0,), s) == 10.0
@@ -223,7 +223,7 @@ def test_what_the_first_smoothed_value_is(state, seed):
 @pytest.mark.parametrize(
     ("limit", "hard", "moved"), [(10.0, 16.0, 16.0), (10.0, 4.0, 4.0), (6.0, 16.0, 6.0), (6.0, 4.0, 4.0)]
 )
-def test_when_the_jobs_cpu_changes_the_limit_follows_where_it_stood_and_never_stays_above(limit, hard, moved):
+def test_when_the_jobs_cpu_changes_the_limit_keeps_its_place_below_it(limit, hard, moved):
     state = job(limit, smoothed=5.0, window=(5.0,))
     after = move_hard(state, hard)
     assert (after.hard_cores, after.limit_cores, after.seed_cores) == (hard, moved, moved)
@@ -232,7 +232,7 @@ def test_when_the_jobs_cpu_changes_the_limit_follows_where_it_stood_and_never_st
 
 
 @pytest.mark.parametrize(("limit", "restarted"), [(7.0, 7.0), (99.0, 10.0)])
-def test_a_limit_moved_by_somebody_else_starts_a_fresh_window_and_the_aggregates_go_on(limit, restarted):
+def test_a_foreign_limit_starts_a_fresh_window_and_aggregates_go_on(limit, restarted):
     state = steps(job(4.0, smoothed=4.0), 4.0, 3, MonitorSettings(headroom_ratio=0.5))[-1][1]
     after = restart_at(state, limit, 50.0)
     assert (after.limit_cores, after.seed_cores, after.smoothed_cores) == (restarted, restarted, None)

@@ -28,7 +28,7 @@ def test_as_many_jobs_run_as_fit_below_the_limit_and_what_they_do_is_kept():
     assert work.finished_cpu_s == 8 * 2 * 10.0
 
 
-def test_they_share_what_the_owner_leaves_and_get_no_more_than_they_ordered():
+def test_they_share_the_owners_rest_and_get_at_most_their_request():
     work = start()
     play(work, 8.0, 0.0, 1)
     play(work, 8.0, 12.0, 4)
@@ -39,7 +39,7 @@ def test_they_share_what_the_owner_leaves_and_get_no_more_than_they_ordered():
     assert work.kept_cpu_s == pytest.approx(8 * 4 * 0.5 + 8)
 
 
-def test_they_wait_while_the_owner_has_its_cpu_and_the_youngest_end_where_it_keeps_it():
+def test_they_wait_while_the_owner_has_its_cpu_and_the_youngest_end():
     work = start()
     play(work, 12.0, 1.0, 11)
     play(work, 8.0, 1.0, 11)
@@ -61,7 +61,7 @@ def test_a_moment_in_which_they_fit_begins_the_wait_anew():
     assert (work.kept_cpu_s, work.lost_cpu_s) == (0.0, 8 * 19.0)
 
 
-def test_all_that_was_done_is_kept_or_lost_and_never_more_than_the_owner_left():
+def test_completed_work_is_kept_or_lost_and_never_above_the_owners_rest():
     chance = random.Random(1)
     for _ in range(50):
         work = start(length_s=chance.uniform(1.0, 60.0), wait_s=chance.uniform(0.0, 20.0))

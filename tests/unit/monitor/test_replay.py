@@ -158,7 +158,7 @@ def test_mode_enable_cpu_reclaim_and_check_period_do_not_matter(options):
     assert replay(text, 10.0, **options) == replay(text, 10.0)
 
 
-def test_one_row_at_a_time_is_held_so_that_an_endless_trace_can_be_replayed():
+def test_one_row_at_a_time_is_held_so_an_endless_trace_can_be_replayed():
     def endless() -> Iterator[str]:
         yield "time_s,total_cpu_s\n"
         for number in count():

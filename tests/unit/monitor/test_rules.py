@@ -101,7 +101,7 @@ def test_options_without_effect_are_told(given: dict[str, Any], sentences: list[
     assert list_idle_options(msgspec.convert(given, MonitorSettings), given) == sentences
 
 
-def test_pressure_is_followed_by_default_only_where_a_weight_shows_nothing_else():
+def test_pressure_is_followed_by_default_only_under_a_weight():
     ratios = {
         (rule, actuator): MonitorSettings(limit_rule=rule, actuator=actuator).pressure_restore_ratio
         for rule in rules.RULES

@@ -37,7 +37,7 @@ def test_the_page_and_each_file_are_served_as_they_are_with_all_headers(client):
         assert {name: answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-def test_the_policy_lets_nothing_in_from_elsewhere_and_no_text_become_markup(client):
+def test_the_policy_lets_nothing_in_from_elsewhere_and_text_is_no_markup(client):
     policy = client.get("/").headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"

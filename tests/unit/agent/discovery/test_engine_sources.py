@@ -50,7 +50,7 @@ def test_what_the_engine_names_and_what_only_has_a_cgroup(root):
     assert {"", "docker"} <= scan.watched
 
 
-def test_what_is_no_job_of_an_engine_is_not_shown_and_not_asked_about_again(root):
+def test_cgroups_that_are_no_jobs_are_not_shown_nor_asked_about_again(root):
     views = view(job("docker", "web", f"docker/{A}"), job("docker", "holder", f"docker/{B}", is_job=False))
     scan = list_jobs([source("docker")], [], root, views)
     assert [each.path for each in scan.jobs] == [f"docker/{A}"]

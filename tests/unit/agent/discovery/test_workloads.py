@@ -98,7 +98,7 @@ def pick(*paths: str, **options: object) -> list[str]:
     return [found.path for found in pick_workloads(every, populated, **options)]
 
 
-def test_containers_are_workloads_and_the_units_and_pods_around_them_are_not() -> None:
+def test_containers_are_workloads_and_the_units_around_them_are_not() -> None:
     held = f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}"
     container = f"{POD}/cri-containerd-{ID}.scope"
     job = "system.slice/slurmstepd.scope/job_3"

@@ -192,7 +192,7 @@ def test_options_of_the_monitor(world: World, options: dict[str, Any], layer: di
 # --- room
 
 
-def test_a_job_waits_for_room_that_another_one_still_holds_and_does_not_hold_up_the_next(world: World) -> None:
+def test_a_job_waits_for_room_and_does_not_hold_up_the_next(world: World) -> None:
     world.run("j1", cpu_limit=3.0)
     world.obey(make_order("big", cpu_limit=2.0), make_order("small", cpu_limit=1.0))
     assert (world.state("big"), world.state("small")) == ("waiting", "starting")
@@ -247,7 +247,7 @@ def test_a_stop_interrupts_once_and_kills_when_the_time_is_over(world: World) ->
     assert world.jobs.reports() == []
 
 
-def test_the_size_of_its_stderr_is_told_and_stays_out_of_what_an_older_agent_reads(world: World) -> None:
+def test_the_size_of_its_stderr_is_reported_but_not_to_older_agents(world: World) -> None:
     world.run("j1")
     world.happen(Ended("j1", 200.0, exit_code=0, stderr_size=7))
     assert world.finished("j1")["stderr_size"] == 7
@@ -327,7 +327,7 @@ def test_what_an_end_means(order: dict[str, Any], stopped: str, ended: dict[str,
     assert (found, reason[: len(words)], bool(reason)) == (state, words, bool(words))
 
 
-def test_a_job_that_may_have_begun_unseen_is_lost_also_where_it_was_told_to_stop(world: World) -> None:
+def test_a_job_that_may_have_begun_unseen_is_lost_also_when_stopped(world: World) -> None:
     world.obey(make_order("j1"))
     world.obey(stop=[stop("j1")])
     world.happen(Ended("j1", 200.0, problem="it is not known what became of it"))
@@ -474,7 +474,7 @@ def test_root_runs_jobs_as_the_nodes_user_or_the_operations_or_refuses(
 
 
 @pytest.mark.parametrize("user", ["", "root", "daemon"])
-def test_an_agent_that_is_not_root_runs_jobs_only_as_the_account_it_is_told(
+def test_an_agent_that_is_not_root_runs_jobs_only_as_its_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
     uid = pwd.getpwnam("nobody").pw_uid
@@ -613,7 +613,7 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_job_whose_file_is_damaged_is_followed_by_the_one_of_the_step_before(
+def test_a_job_whose_file_is_damaged_has_the_file_of_the_step_before(
     world: World, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.run("j1")
@@ -726,7 +726,7 @@ def test_an_error_with_one_job_does_not_lose_the_end_of_another(world: World, mo
     assert [world.finished(job_id)["state"] for job_id in ("j1", "j2")] == ["lost", "completed"]
 
 
-def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_path: Path) -> None:
+def test_a_missing_place_for_jobs_keeps_nothing_else_from_working(tmp_path: Path) -> None:
     world = World(tmp_path, f'jobs_dir = "{tmp_path}/file/jobs"\n')
     (tmp_path / "file").write_text("x")
     world.load()
@@ -886,7 +886,7 @@ def test_a_job_that_is_being_stopped_does_not_make_another_one_go(world: World) 
     assert world.jobs.counters["overdraft"] == 0
 
 
-def test_a_job_on_reclaimed_cpu_waits_for_memory_that_others_ordered_and_do_not_use_yet(world: World) -> None:
+def test_a_job_on_reclaimed_cpu_waits_for_memory_that_others_requested(world: World) -> None:
     world.run("ours", memory_limit=300)  # of which it uses 100
     world.memory |= {"cpumond-jobs/ours": 100, "owner": 50, "free": 400}
     world.memory_limits["owner"] = 250
@@ -902,7 +902,7 @@ def test_a_job_on_reclaimed_cpu_waits_for_memory_that_others_ordered_and_do_not_
     assert "guest" in world.executor.launches
 
 
-def test_jobs_on_reclaimed_cpu_are_slowed_down_from_the_memory_on_that_others_leave(world: World) -> None:
+def test_jobs_on_reclaimed_cpu_are_slowed_from_the_memory_others_leave(world: World) -> None:
     world.memory |= {"cpumond-jobs": 300 * MIB, "owner": 100 * MIB}
     world.memory_limits["owner"] = 600 * MIB
     world.jobs.list_owners = lambda: ["owner"]
@@ -934,7 +934,7 @@ def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> N
     assert world.jobs.counters["overdraft"] == 1
 
 
-def test_jobs_take_room_for_what_they_reserve_and_may_use_more_while_the_node_has_it(world: World) -> None:
+def test_jobs_occupy_their_reserve_and_may_use_more_while_the_node_has_it(world: World) -> None:
     """MEM-8, the agent's part: 1000 bytes hold two jobs that reserve 250 of 500 and one that reserves all of it."""
     reserved = {"memory_limit": 500, "memory_reserve": 250, "cpu_limit": 0.1, "user_slots": 0}
     for job_id, order in (("a", reserved), ("b", reserved), ("c", {**reserved, "memory_reserve": 500})):
@@ -962,7 +962,7 @@ def test_jobs_take_room_for_what_they_reserve_and_may_use_more_while_the_node_ha
         ({"a": 300, "b": 300, "c": 10}, 2**26, []),
     ],
 )
-def test_a_node_short_of_memory_aborts_the_latest_started_above_its_reserve(
+def test_a_node_short_of_memory_aborts_the_latest_above_its_reserve(
     world: World, used: dict[str, int], available: int | None, gone: list[str]
 ) -> None:
     """1.9: by what the node offers, or by what its host has left; who keeps to its reserve stays."""

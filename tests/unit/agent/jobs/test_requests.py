@@ -241,7 +241,7 @@ def test_the_pin_of_a_job_that_ended_is_forgotten(node: Asked, monkeypatch: pyte
     assert node.pins() == {}
 
 
-def test_the_pin_of_a_job_of_this_node_outlives_a_job_of_the_scheduler_with_its_id(node: Asked) -> None:
+def test_the_pin_of_a_job_outlives_a_job_of_the_scheduler_with_its_id(node: Asked) -> None:
     for job_id in ("a", "j2"):
         node.make_cgroup(f"cpumond-jobs/cpumond-job-{job_id}")
     node.make_cgroup("jobs/other")

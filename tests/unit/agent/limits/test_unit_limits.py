@@ -317,7 +317,7 @@ def test_a_unit_that_starts_before_its_original_was_taken_back_keeps_it(node: Un
     assert (left == 0 and node.bus.quota_cores() == 4.0) or (kind == "denied" and PATH in node.originals().cgroups)
 
 
-def test_a_give_back_that_was_denied_is_sent_again_each_minute_and_to_a_new_bus(node: UnitNode) -> None:
+def test_a_denied_restore_is_sent_each_minute_and_to_a_new_bus(node: UnitNode) -> None:
     node.lower()
     node.remove(UNIT)
     node.bus.denies = True
@@ -340,7 +340,7 @@ def test_a_give_back_that_was_denied_is_sent_again_each_minute_and_to_a_new_bus(
     assert (node.originals().cgroups, node.bus.quota_cores()) == ({}, 4.0)
 
 
-def test_an_original_of_an_older_version_is_noted_as_a_units_before_systemd_is_told(node: UnitNode) -> None:
+def test_an_original_of_an_older_version_is_noted_before_systemd_is_asked(node: UnitNode) -> None:
     node.lower()
     content = node.originals()
     older = Originals(content.boot_id, {PATH: msgspec.structs.replace(content.cgroups[PATH], unit="")})
@@ -440,7 +440,7 @@ def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) 
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])
-def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
+def test_a_unit_without_a_limit_file_is_not_lowered_if_systemd_makes_none(
     bare: UnitNode, kind: str, logs: list[dict[str, Any]]
 ) -> None:
     whole = FAKE_CPUS

@@ -346,7 +346,7 @@ def test_a_burst_is_no_larger_than_the_quota_that_was_ordered(node: UnitNode) ->
     assert node.agent.context.units.read_values({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
 
 
-def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_its_way(node: UnitNode) -> None:
+def test_a_drop_in_that_outranks_ours_is_no_order_while_ours_is_on_its_way(node: UnitNode) -> None:
     go_down(node)
     go_down(node)
     low = node.limit()

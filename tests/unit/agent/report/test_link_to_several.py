@@ -58,7 +58,7 @@ def test_the_leader_that_a_standby_names_is_followed_and_kept_to(pair: Pair, log
     assert f"standby: the scheduler at {place(second)} leads" in logs[0]["error"]
 
 
-def test_the_next_address_is_asked_when_the_leader_is_gone_and_the_node_stays_registered(pair: Pair, logs: list[Any]):
+def test_the_next_address_is_asked_when_the_leader_is_gone(pair: Pair, logs: list[Any]):
     first, second = pair
     second.usual = lead(4)
     with linked(first.url, second.url) as node:

@@ -70,7 +70,7 @@ def test_submitted_heartbeats_do_not_pile_up(reporter: Reporter):
     assert alive <= 2
 
 
-def test_close_accounts_for_every_heartbeat_and_what_comes_later_is_dropped(reporter: Reporter):
+def test_close_accounts_for_every_heartbeat_and_drops_later_ones(reporter: Reporter):
     for sequence in range(10):
         reporter.submit(make_heartbeat(sequence))
     reporter.close(10.0)
@@ -140,7 +140,7 @@ def test_heartbeat_url_that_is_none_is_a_config_error():
         heartbeat_url("http://scheduler:abc")
 
 
-def test_backoff_doubles_from_the_first_bound_to_the_cap_and_draws_from_zero():
+def test_backoff_doubles_from_the_first_bound_to_the_cap():
     waits = [backoff_s(failures, 30.0, ChosenRandom(1.0)) for failures in (0, 1, 2, 5, 6, 10_000)]
     assert waits == [0.0, FIRST_RETRY_S, 2 * FIRST_RETRY_S, 16 * FIRST_RETRY_S, 30.0, 30.0]
     assert backoff_s(3, 30.0, ChosenRandom(0.0)) == 0.0

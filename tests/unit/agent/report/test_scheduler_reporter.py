@@ -144,7 +144,7 @@ def test_what_changed_is_sent_to_a_scheduler_that_takes_it_or_all(
     assert server.sent()[1]["job_count"] == 1
 
 
-def test_a_scheduler_that_asks_again_and_again_for_all_of_it_is_no_endless_loop(server: PlayedServer, logs: list[Any]):
+def test_a_scheduler_that_always_asks_for_full_state_is_no_endless_loop(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [FULL, reply(ACCEPTED)]
     with linked(server.url) as node:
         node.link.submit(make_heartbeat(1))
@@ -185,7 +185,7 @@ def test_what_the_agent_is_is_told_where_it_is_asked_for_and_news(
     assert [sent.get("about", {}).get("level") for sent in server.sent()] == levels
 
 
-def test_the_size_of_a_jobs_stderr_is_told_only_where_the_last_answer_asked_for_it(server: PlayedServer):
+def test_stderr_size_is_reported_only_if_the_last_answer_asked_for_it(server: PlayedServer):
     """A scheduler of before would drop the whole heartbeat."""
     knows = reply(HeartbeatAnswer(True, knows_stderr_size=True))
     server.turns[HEARTBEATS] = [knows, reply(ACCEPTED), knows, refuse(500, "no"), knows]
@@ -242,7 +242,7 @@ def test_a_token_that_is_no_header_value_is_a_config_error(token: str):
 
 
 @pytest.mark.parametrize("status", [409, 200])
-def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(
+def test_on_demand_it_registers_and_repeats_the_refused_heartbeat_at_once(
     server: PlayedServer, logs: list[Any], status: int
 ):
     server.turns[HEARTBEATS] = [reply(ACCEPTED), reply(UNKNOWN, status)]
@@ -584,7 +584,7 @@ def test_nobody_waits_for_a_log_any_more(server: PlayedServer, logs: list[Any]):
     assert events(logs) == ["node_registered"]
 
 
-def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(server: PlayedServer, monkeypatch):
+def test_a_receiver_of_logs_that_hangs_delays_heartbeats_by_a_bound(server: PlayedServer, monkeypatch):
     monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
     release = threading.Event()
     answered: list[str] = []

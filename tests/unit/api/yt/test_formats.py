@@ -487,7 +487,7 @@ def test_a_string_without_its_end_is_seen_at_once():
         [Attributed(n, {"a": 1}) for n in range(65)],
     ],
 )
-def test_large_values_are_written_as_json_in_parts_that_make_the_same_whole(value):
+def test_large_values_are_written_in_parts_that_make_the_same_json(value):
     for encode_utf8 in (True, False):
         assert json.loads(write_json(value, encode_utf8)) == to_json_tree(value, encode_utf8)
 

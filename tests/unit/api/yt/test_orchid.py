@@ -343,7 +343,7 @@ def test_what_is_asked_for_is_all_that_is_computed(busy):
     assert asked == ["b"]
 
 
-def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there():
+def test_before_the_first_update_shares_are_zero():
     cluster = Cluster(1000.0)
     cluster.create_pool("p", weight=2, integral_guarantees=burst(100, 500))
     operation = cluster.begin("p")

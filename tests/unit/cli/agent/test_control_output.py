@@ -62,7 +62,7 @@ def words(line: str) -> str:
 # status
 
 
-def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
+def test_status_into_a_pipe_is_one_plain_line_for_each_job():
     jobs = [{"job_id": LONG_ID}, {"job_id": "x", "operation_id": "an operation with a long name " * 5}]
     text = tables.draw_status(make_status(*jobs), None, False)
     lines = text.split("\n")
@@ -295,7 +295,7 @@ def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
 # the other commands
 
 
-def test_registered_jobs_are_listed_with_their_options_as_people_write_them():
+def test_registered_jobs_are_listed_with_options_as_people_write_them():
     jobs = [
         RegisteredJob("a", "jobs/a", "", None, {"check_period": 0.25, "throttle_vote": True}),
         RegisteredJob("b", "jobs/b", "op", 2.5, {}),

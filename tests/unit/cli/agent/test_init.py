@@ -120,9 +120,7 @@ def seen(kind: str, is_here: bool = True) -> EngineSeen:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_on_a_node_of_kubernetes_the_runtime_is_asked_and_what_cannot_work_is_not_written(
-    config, programs, capsys, monkeypatch, answers
-):
+def test_on_a_node_of_kubernetes_the_runtime_is_asked(config, programs, capsys, monkeypatch, answers):
     runtime = config.parent / "containerd.sock"
     programs += ["kubelet", "containerd"]
     monkeypatch.setattr(engines, "CRI_SOCKETS", ("/nonexistent", str(runtime)))

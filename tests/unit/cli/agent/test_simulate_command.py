@@ -89,7 +89,7 @@ def test_a_trace_in_which_the_job_was_throttled_is_run_for_two_demands(recorded,
     assert [line.split()[0] for line in lines[4:6] + lines[7:]] == ["rule", "document", "rule", "document"]
 
 
-def test_json_keeps_the_second_demand_apart_and_says_the_doubt_on_standard_error(recorded, capsys):
+def test_json_keeps_the_second_demand_apart_and_stderr_has_the_doubt(recorded, capsys):
     assert run(["simulate", recorded, "--cpu-limit", "8", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)

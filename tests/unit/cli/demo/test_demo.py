@@ -28,7 +28,7 @@ def test_the_overcommitted_node_fits_on_the_machine(cpu_count):
 
 
 @pytest.mark.parametrize("cpu_count", [1, 2, 64])
-def test_the_guests_fit_beside_the_sleeping_simulation_and_not_beside_the_working_one(cpu_count):
+def test_guests_fit_beside_the_sleeping_simulation_not_the_working_one(cpu_count):
     plan = demo_jobs.make_plan(float(cpu_count))
     monitor = demo_jobs.MONITOR
     # The limit ends below the first step under which a tenth is no longer below the lower bound.

@@ -74,7 +74,7 @@ def test_events_are_lines_where_there_is_no_terminal(story, capsys):
     assert capsys.readouterr().out == "   3.2 s  it begins\n"
 
 
-def test_a_start_is_on_freed_cpu_when_the_simulation_s_limit_is_lowered_and_there_is_room(story, told):
+def test_a_start_is_on_freed_cpu_when_the_simulated_limit_is_lowered(story, told):
     record = {
         "job_id": "j", "operation_id": "op-2", "pool": "batch", "cgroup": "gone", "cpu_limit_cores": 1.0,
         "since_heartbeat_s": 0.0431, "timestamp": "2026-01-01T00:00:00Z",

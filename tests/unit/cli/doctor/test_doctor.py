@@ -601,7 +601,7 @@ def test_json_has_all_findings_and_the_exit_code(config, capsys):
     assert all(finding["advice"] for finding in answer["findings"] if finding["level"] != "ok")
 
 
-def test_a_wrong_configuration_is_78_and_the_rest_is_looked_at_all_the_same(tmp_path, capsys):
+def test_a_wrong_configuration_is_78_and_the_rest_is_still_checked(tmp_path, capsys):
     path = tmp_path / "cpumond.toml"
     path.write_text("nonsense = 1\n")
     assert run(["doctor", "--config", str(path)]) == 78

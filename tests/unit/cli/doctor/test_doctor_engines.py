@@ -77,7 +77,7 @@ def test_an_engine_that_is_nowhere_is_no_finding_without_a_source():
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_a_node_of_kubernetes_without_a_source_is_told_of_one_that_can_work(is_up):
+def test_a_node_of_kubernetes_without_a_source_is_told_of_one_that_works(is_up):
     place = "/run/containerd/containerd.sock" if is_up else "https://127.0.0.1:10250"
     view = EngineView("kubernetes", {}, 1.0) if is_up else EngineView("kubernetes", problem="kubernetes: status 401")
     node = EngineSeen("kubernetes", False, {place: view}, ("kubelet",))

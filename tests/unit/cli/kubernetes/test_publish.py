@@ -44,7 +44,7 @@ def test_what_of_a_node_is_not_used():
         ([(1900, 1900)], [1900]),
     ],
 )
-def test_a_figure_falls_at_once_as_far_as_cpu_is_used_and_else_after_two_rounds(offers, figures):
+def test_a_figure_falls_at_once_where_cpu_is_used_else_after_two_rounds(offers, figures):
     found, figure, rounds = [], "1100", 0
     for offer in offers:
         number, rounds = choose_figure(figure, Offer(*offer), rounds)

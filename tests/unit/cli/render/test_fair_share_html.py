@@ -43,7 +43,7 @@ def test_names_are_escaped():
     assert page.texts("title") == page.texts("h1") == page.texts("h2") == [shown]
 
 
-def test_there_are_two_graphs_per_pool_with_an_integral_guarantee_and_nothing_else():
+def test_there_are_two_graphs_per_pool_with_an_integral_guarantee():
     kinds = {"a": "burst", "b": "none", "c": "relaxed"}
     rows = [make_row(time_s, pool=pool, guarantee_type=kind) for time_s in (0.0, 1.0) for pool, kind in kinds.items()]
     page = HtmlPage(render(rows))

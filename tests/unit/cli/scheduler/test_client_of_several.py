@@ -93,7 +93,7 @@ def test_nobody_answers(site: Site):
     assert (site.requests, site.now) == (["GET a", "GET b"], 0.0)
 
 
-def test_a_question_is_asked_elsewhere_and_a_change_that_may_be_made_is_not(site: Site):
+def test_a_question_is_asked_elsewhere_and_a_change_is_not(site: Site):
     site.schedulers |= {"a": hang, "b": lead()}
     SchedulerClient([A, B]).request("GET", "/x")
     with pytest.raises(UnavailableError, match="a:9757: the scheduler did not answer in 30 s"):

@@ -65,7 +65,7 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
     assert [look(now) for now in (100.0, 200.0)] == ["", ""], "it runs"
 
 
-def test_a_list_on_a_narrow_terminal_has_unique_beginnings_of_ids_age_and_cause() -> None:
+def test_a_list_on_a_narrow_terminal_has_short_ids_age_and_cause() -> None:
     world = World()
     setattr(world, "new_id", make_id)  # noqa: B010  # ids as a scheduler has them, not numbers
     world.create_pool("research")

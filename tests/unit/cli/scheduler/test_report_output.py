@@ -186,7 +186,7 @@ def test_only_a_pool_and_what_is_below_it_is_kept(report):
     assert none.left_out_operations == 1
 
 
-def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(report):
+def test_operations_that_may_be_of_another_pool_are_not_shown_as_of_this(report):
     forgotten = make_row("op-3", 1.0)
     tree = msgspec.structs.replace(report.trees[0], operations=[*report.trees[0].operations, forgotten])
     report = msgspec.structs.replace(report, trees=[tree])
@@ -208,7 +208,7 @@ def test_an_unknown_pool_gets_a_suggestion(report):
         keep_pool(report, "zzz", top=20)
 
 
-def test_budgets_of_pools_stand_below_their_tree_with_the_day_on_which_they_are_spent(report):
+def test_budgets_of_pools_stand_below_their_tree_with_the_day_of_their_end(report):
     text = "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
     view = BudgetView("default", "pool", "deep", Budget(620), "2026-11-01", 620.0, 192.0, "within", "2026-11-23", text)
     tree = msgspec.structs.replace(report.trees[0], budgets=[view, msgspec.structs.replace(view, name="other")])

@@ -191,7 +191,7 @@ class TestIdleClass:
         monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "")))
         assert open_v2(tmp_path).find_idle_class().name == name
 
-    def test_one_that_somebody_took_out_of_the_class_is_put_back_at_the_next_start(self, tmp_path):
+    def test_one_taken_out_of_the_class_is_put_back_at_the_next_start(self, tmp_path):
         tree = open_v2(tmp_path, "cpumond-jobs")
         idle = make_tree(tmp_path / "cgroup", {"cpumond-reclaimed": {"cpu.weight": "100\n", "cpu.idle": "0\n"}})
         for job_id in ("a", "b"):
@@ -340,7 +340,7 @@ def test_the_memory_limit_of_any_cgroup_and_none(tmp_path):
         assert [tree.read_memory_limit(path) for path in ("some", "any", "other", "gone")] == [4096, None, None, None]
 
 
-def test_memory_is_held_where_the_kernel_can_and_small_changes_are_not_written(tmp_path):
+def test_memory_is_held_where_the_kernel_can_and_small_changes_are_skipped(tmp_path):
     tree, file = open_v2(tmp_path), tmp_path / "cgroup/idle/memory.high"
     make_tree(tmp_path / "cgroup", {"idle": {"memory.high": "max\n"}, "without": {}})
     for high, written in ((1000, "1000"), (1009, "1000"), (1011, "1011"), (990, "990")):

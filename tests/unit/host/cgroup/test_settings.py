@@ -191,13 +191,13 @@ def test_a_raise_within_systemds_rounding_is_no_raise():
     assert choose_restore(CpuSettings(200_500, 100_000, 0), TWO, ("quota",)).quota_us == 200_000
 
 
-def test_a_burst_is_put_back_as_far_as_it_fits_under_a_quota_of_somebody_else():
+def test_a_burst_is_restored_as_far_as_it_fits_under_a_foreign_quota():
     original = CpuSettings(100_000, 50_000, 90_000)
     raised = CpuSettings(25_000, 5_000, 0)
     assert choose_restore(raised, original, ("quota",)) == CpuSettings(25_000, 5_000, 25_000)
 
 
-def test_what_is_put_back_after_somebody_raised_it_is_theirs_with_the_burst_that_was_found():
+def test_a_restore_after_a_foreign_raise_keeps_it_and_the_found_burst():
     original = CpuSettings(200_000, 100_000, 50_000, 1024)
     found = CpuSettings(400_000, 50_000, 10, 2048)
     assert is_raised_above(found, original, "quota")

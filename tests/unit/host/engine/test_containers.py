@@ -251,7 +251,7 @@ def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(serve
 
 
 @pytest.mark.parametrize("body", [b'{"Id": "a", "State": {"Pid": "1"}}', b" " * (2 << 20)])
-def test_one_whose_description_is_not_understood_leaves_the_others_their_names(server, monkeypatch, body):
+def test_one_with_an_unknown_description_leaves_the_others_their_names(server, monkeypatch, body):
     monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
     list_two(server)
     server.answers[f"/containers/{OTHER}/json"] = body

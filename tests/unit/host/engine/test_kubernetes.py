@@ -206,7 +206,7 @@ def test_guaranteed_by_either_is_left_out(qos, path):
     assert job.left_out == GUARANTEED
 
 
-def test_a_container_is_not_named_by_another_pod_and_not_before_it_has_a_cgroup():
+def test_a_container_is_not_named_by_another_pod_or_before_its_cgroup():
     path = f"{SLICE}/{ONE}"
     assert make_jobs([container(pod_uid="f" * 32)], [path, f"{SLICE}/{TWO}"]).jobs == ()
     assert make_jobs([container(TWO)], [path]).jobs == ()

@@ -27,7 +27,7 @@ def test_its_records_are_removed_and_named_once(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["keeper.lock"]
 
 
-def test_a_keeper_of_then_may_still_have_such_jobs_and_they_are_not_taken_over(tmp_path):
+def test_an_earlier_keepers_jobs_are_not_taken_over(tmp_path):
     kept: list[Any] = [
         decode_json(text, KeptJob)
         for text in (

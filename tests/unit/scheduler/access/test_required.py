@@ -273,7 +273,7 @@ def test_12_3_who_removes_a_list_administers_its_pool(teams):
     assert ("administer", "c") in teams.needs(RemovePool(TREE, "a", recursive=True))
 
 
-def test_12_3_who_brings_a_pool_below_other_rights_administers_it_unless_it_inherits_none(teams):
+def test_12_3_who_moves_a_pool_below_other_rights_administers_it(teams):
     move = MovePool(TREE, "c", "z", "c")
     teams.set_pool("c", strong_guarantee_resources=None)
     teams.set_tree(acl=[entry("lead", "manage")])
@@ -287,7 +287,7 @@ def test_12_3_who_brings_a_pool_below_other_rights_administers_it_unless_it_inhe
         teams.set_pool("c", inherit_acl=None, owner=None)
 
 
-def test_12_3_the_operations_of_an_ephemeral_pool_are_not_taken_by_its_name(teams):
+def test_12_3_operations_of_an_ephemeral_pool_are_not_taken_by_its_name(teams):
     teams.start(user="bob")
     assert teams.pool("bob").is_ephemeral
     taken = {("modify_children", "z"), ("modify_children", ROOT_POOL)}

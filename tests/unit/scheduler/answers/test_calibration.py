@@ -13,7 +13,7 @@ from cpumond.scheduler.model.forecast import Forecast
 NOW = 1000.0
 
 
-def test_before_the_first_start_an_interval_is_a_little_longer_than_what_the_runs_gave() -> None:
+def test_before_the_first_start_an_interval_is_wider_than_the_runs() -> None:
     calibration = Calibration()
     told = calibration.correct_interval(Interval(1600.0, 2000.0, 2600.0), NOW)
     assert told.first is not None
@@ -88,7 +88,7 @@ def test_the_first_forecast_of_an_operation_counts() -> None:
     assert not calibration.waiting
 
 
-def test_what_has_started_what_has_no_middle_and_what_never_starts_is_not_counted() -> None:
+def test_started_and_never_starting_operations_are_not_counted() -> None:
     calibration = Calibration()
     started = Forecast(operation_id="a", started_at=1.0, as_of=2.0, horizon=9.0, runs=5)
     beyond = Forecast(operation_id="b", start_p10=5.0, as_of=2.0, horizon=9.0, runs=5)

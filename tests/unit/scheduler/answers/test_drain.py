@@ -135,7 +135,7 @@ def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> N
     assert lost.cordon == CordonView("alice", at, "new disks", "usual")
 
 
-def test_an_event_names_the_node_its_tree_the_reason_and_the_operations_that_are_stopped(world: World) -> None:
+def test_an_event_names_node_tree_reason_and_the_stopped_operations(world: World) -> None:
     command = DrainNode("n1", "new disks")
     change = prepare(world.state, command, "alice", world.now, world.new_id)
     told = make_command_event(world.state, command, Asked(User("alice")), change, world.now)

@@ -10,7 +10,7 @@ from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.trial.forward import Pace
 
 
-async def test_simulations_that_are_asked_for_at_once_are_no_more_than_those_one_after_the_other() -> None:
+async def test_simulations_at_once_agree_with_those_one_after_the_other() -> None:
     world = World()
     world.create_pool("p")
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}

@@ -78,7 +78,7 @@ def refuse(world: World, pool: str, cores: float, times: int = 1) -> None:
         note_refused(world.state, command, refused.value, world.now)
 
 
-def test_starts_that_were_refused_are_told_of_while_cpu_is_idle_for_lack_of_work():
+def test_refused_starts_are_reported_while_cpu_is_idle_for_lack_of_work():
     world = World()
     world.create_pool("lab", max_operation_count=2)
     world.create_pool("team", "lab")
@@ -161,7 +161,7 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
     assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is allocated to jobs"
 
 
-def test_what_was_used_by_the_nodes_word_and_what_only_reclaimed_cores_made_possible():
+def test_used_cpu_is_the_nodes_word_and_what_reclaimed_cores_made_possible():
     world = World()
     world.create_pool("p")
     node = world.node("n0", 8.0)
@@ -222,7 +222,7 @@ def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
 # --- pools in a sentence
 
 
-def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
+def test_a_pool_explains_why_its_guarantee_is_unused_without_starving():
     world = World()
     world.create_pool("prod", strong_guarantee_resources={"cpu": 12.0}, max_running_operation_count=0)
     world.node("n0", 20.0)
@@ -257,7 +257,7 @@ def test_a_pool_that_starves_says_since_when():
 # --- beside the service
 
 
-async def test_reports_are_made_beside_the_service_and_kept_until_something_changes(scheduler):
+async def test_reports_are_made_beside_the_service_and_kept_until_a_change(scheduler):
     await scheduler.execute(CreatePool(TREE, "p", attributes={"max_running_operation_count": 0}), "ann")
     node = ServedNode(scheduler, 8.0)
     await node.register()
@@ -276,7 +276,7 @@ async def test_reports_are_made_beside_the_service_and_kept_until_something_chan
     await scheduler.idle.close()
 
 
-def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts():
+def test_a_gang_whose_jobs_fit_no_node_is_advised_and_then_starts():
     world = World()
     world.create_pool("lab")
     for n in range(3):
@@ -366,7 +366,7 @@ def make_owners(jobs: int) -> World:
     return world
 
 
-def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered():
+def test_an_operation_that_refuses_reclaimed_cpu_waits_for_free_requests():
     world = make_owners(3)
     refusing = world.start("picky", jobs=3, cpu=2.0, allow_reclaimed=False)
     world.settle_down()
@@ -390,7 +390,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered()
         ({"jobs": 1, "cpu": 2.0}, {"jobs": 2, "cpu": 2.5, "is_gang": True}, 7.0),
     ],
 )
-def test_of_what_refuses_reclaimed_cpu_that_is_told_which_the_next_heartbeat_shows(picky, other, started):
+def test_the_why_of_refused_reclaimed_cpu_is_what_the_next_heartbeat_shows(picky, other, started):
     world = make_owners(2)
     world.step()
     world.start("picky", allow_reclaimed=False, **picky)
@@ -404,7 +404,7 @@ def test_of_what_refuses_reclaimed_cpu_that_is_told_which_the_next_heartbeat_sho
     assert told == then == ([("allow_reclaimed", 2.0)] if started == 4.0 else [])
 
 
-def test_an_advice_that_the_pool_s_own_options_would_refuse_changes_these_too():
+def test_an_advice_that_the_pools_own_options_refuse_changes_these_too():
     world = World()
     world.create_pool("lab", max_running_operation_count=1, max_operation_count=9)
     world.node("n0", 8.0)

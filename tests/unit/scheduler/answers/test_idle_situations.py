@@ -258,7 +258,7 @@ SITUATIONS = (
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.__name__)
-def test_the_first_sentence_names_the_bottleneck_and_its_change_frees_what_was_foretold(situation):
+def test_the_first_sentence_names_the_bottleneck_and_its_change_works(situation):
     world = World(Rules(), **FIRST_TREE)
     expected = situation(world)
     world.settle_down(4)

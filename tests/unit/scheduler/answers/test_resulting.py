@@ -16,7 +16,7 @@ from cpumond.scheduler.program.main import MONITOR_DURATIONS, read_monitor
 from cpumond.scheduler.settings.operations import AbortOperation, UpdateOperation
 
 
-def test_1_1_all_options_of_the_monitor_have_the_documents_defaults_in_milliseconds():
+def test_1_1_all_options_of_the_monitor_have_the_documents_defaults():
     monitor = resulting_monitor({})
     assert set(monitor) == {field.encode_name for field in msgspec.structs.fields(MonitorSettings)}
     assert (monitor["check_period"], monitor["start_delay"], monitor["smoothing_factor"]) == (1000.0, 0.0, 0.1)
@@ -64,7 +64,7 @@ def test_tasks_and_trees_have_their_defaults_filled_in():
     assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
 
 
-def test_later_changes_of_parameters_show_and_a_finished_operation_shows_what_was_set():
+def test_changed_parameters_show_and_a_finished_operation_keeps_its_own():
     world = World()
     world.create_pool("a")
     operation = world.start("a")

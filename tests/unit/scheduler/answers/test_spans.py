@@ -23,7 +23,7 @@ def test_an_operation_that_never_started_has_no_later_phase() -> None:
     assert watched.look(world.now) == []
 
 
-def test_one_that_begins_and_ends_between_two_looks_is_told_of_and_one_of_before_is_not() -> None:
+def test_one_that_begins_and_ends_between_two_looks_is_reported() -> None:
     world = World()
     world.do(AbortOperation(world.start(jobs=1, cpu=1)))
     watched = Watched(world.state)

@@ -148,7 +148,7 @@ def test_6_2_an_operation_below_its_share_says_when_it_starves(service):
     assert "it may preempt jobs of others with normal priority" in text
 
 
-def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(service):
+def test_6_2_at_its_limit_it_does_not_starve_and_the_limit_is_named_first(service):
     service.node("n1", cpu=8.0)
     service.create_pool("a", resource_limits={"cpu": 3})
     held = service.begin("a", 2, cpu=2.0)
@@ -382,7 +382,7 @@ def test_what_becomes_of_inner_pools_without_counts_of_their_own_is_a_note(servi
     assert "becomes false" in note, "also where no pool is an inner one yet"
 
 
-def test_a_guarantee_that_one_small_operation_can_hold_up_comes_with_a_warning(service):
+def test_a_guarantee_that_one_small_operation_can_hold_up_has_a_warning(service):
     service.node("n1", cpu=10.0)
     service.create_pool("a")
     small, large = (service.set("a", strong_guarantee_resources={"cpu": cores}) for cores in (1, 2))

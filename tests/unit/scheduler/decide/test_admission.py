@@ -90,7 +90,7 @@ def test_2_8_by_default_no_operation_starts_in_the_root(world):
     assert "is forbidden" in move_refused(world, operation, ROOT_POOL)
 
 
-def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_restart():
+def test_2_8_operations_run_in_the_root_if_allowed_and_over_a_restart():
     world = World(forbid_immediate_operations_in_root=False, max_running_operation_count=2)
     node = world.node("n1", cpu=10)
     world.create_pool("p")
@@ -137,7 +137,7 @@ def test_2_9_pools_may_have_to_exist():
     assert error.code == RESOLVE
 
 
-def test_2_9_subpools_have_default_settings_and_what_the_config_of_their_parent_says(world):
+def test_2_9_subpools_have_default_settings_and_their_parents_config(world):
     config = {"mode": "fifo", "max_running_operation_count": 1, "max_operation_count": 2, "resource_limits": {"cpu": 3}}
     world.create_pool("p", create_ephemeral_subpools=True, ephemeral_subpool_config=config, weight=5)
     world.start("p", user="ann")
@@ -156,7 +156,7 @@ def test_2_9_a_later_change_of_the_config_is_applied_to_existing_subpools(world)
     assert refused(world, "p", user="ann").code == TOO_MANY_OPERATIONS
 
 
-def test_2_9_the_config_of_the_default_parent_applies_to_its_ephemeral_pools_not_to_explicit_ones():
+def test_2_9_the_default_parents_config_applies_to_ephemeral_pools_only():
     world = World(default_parent_pool="top")
     world.create_pool("top", ephemeral_subpool_config={"max_running_operation_count": 1, "max_operation_count": 3})
     world.create_pool("explicit", "top")
@@ -224,7 +224,7 @@ def restart_and_compare(world):
     assert describe(world.state, with_jobs=False) == before
 
 
-def test_2_9_an_erased_pool_stays_around_its_ephemeral_subpools_until_the_last_leaves(world):
+def test_2_9_an_erased_pool_stays_until_its_last_ephemeral_subpool_leaves(world):
     world.create_pool("above")
     world.create_pool("p", "above", create_ephemeral_subpools=True, weight=3)
     first, second = world.start("p", user="ann", cpu=2), world.start("p", user="bob")
@@ -247,7 +247,7 @@ def test_2_9_an_erased_pool_stays_around_its_ephemeral_subpools_until_the_last_l
 
 
 @pytest.mark.parametrize("mode", [None, "fifo"])
-def test_2_9_an_erased_default_parent_stays_around_the_ephemeral_pools_in_it(mode):
+def test_2_9_an_erased_default_parent_stays_around_its_ephemeral_pools(mode):
     world = World(default_parent_pool="top")
     world.create_pool("top", ephemeral_subpool_config={"mode": mode} if mode else {})
     world.create_pool("next", ephemeral_subpool_config={"mode": mode} if mode else {})

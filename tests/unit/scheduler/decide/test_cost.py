@@ -113,7 +113,7 @@ def test_6_4_min_run_time_protects_from_no_limit():
     assert not world.jobs_of(operation)
 
 
-def test_6_4_a_pools_min_run_time_holds_for_operations_without_their_own_and_the_trees_bound_for_all():
+def test_6_4_min_run_time_of_a_pool_and_of_the_tree_bound_operations():
     world = World(max_min_run_time=60_000)
     world.create_pool("top", min_run_time=20_000)
     world.create_pool("p", "top")

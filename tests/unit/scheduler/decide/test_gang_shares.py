@@ -17,7 +17,7 @@ STEP = (
 
 @pytest.mark.parametrize(("shares", "of_batch"), [(False, 0.6), (True, 1.0)])
 @pytest.mark.parametrize("runs_first", [False, True])
-def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run(shares, of_batch, runs_first):
+def test_its_sentence_names_step_and_weight_and_its_advice_works(shares, of_batch, runs_first):
     world = World(max_unpreemptible_running_job_count=0 if not runs_first else 10, share_gang_remainders=shares)
     for name in ("mpi", "batch"):
         world.create_pool(name)

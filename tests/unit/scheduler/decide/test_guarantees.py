@@ -33,9 +33,7 @@ def make_two_halves(**tree: object) -> tuple[World, list[str]]:
         ({"max_unpreemptible_running_job_count": 0, "enable_aggressive_starvation": True}, SHARES),
     ],
 )
-def test_6_10_beside_operations_of_one_large_job_a_guarantee_holds_with_the_option_and_else_why_says_what_to_set(
-    options, cause
-):
+def test_6_10_beside_one_large_job_the_guarantee_needs_the_option(options, cause):
     world, ids = make_two_halves()
     world.set_tree(**options)
     world.settle_down(20)

@@ -99,7 +99,7 @@ def test_9_when_the_cluster_grows_the_volume_stays_and_its_ratio_falls(farm):
 # --- restarts
 
 
-def test_9_after_a_restart_pools_that_are_unknown_or_not_integral_are_dropped(farm):
+def test_9_after_a_restart_unknown_or_not_integral_pools_are_dropped(farm):
     for name in ("gone", "none", "kept"):
         farm.create_pool(name, integral_guarantees=burst(100, 500))
     farm.update()

@@ -30,7 +30,7 @@ def guarantee(world: World, operation: str) -> float:
 # --- its share; how large it is, tests/property/test_scheduler_snapshot_laws.py says
 
 
-def test_what_pools_have_too_much_of_does_not_matter_where_nobody_asks_for_it(world):
+def test_excess_of_pools_does_not_matter_where_nobody_asks_for_it(world):
     """As when nodes are offline; sums of floats are off by a bit, too."""
     world.set_pool("p", min_share_resources={"cpu": 50, "network": 10})
     own = world.start(ROOT_POOL, jobs=500, min_share_resources={"cpu": 20})
@@ -71,7 +71,7 @@ def test_a_guarantee_comes_goes_and_moves_with_the_options(world):
     ],
     ids=["min share", "its own time-out", "without a guarantee"],
 )
-def test_6_2_an_operation_starves_for_its_min_or_its_fair_share_after_that_time_out(world, options, status, at):
+def test_6_2_an_operation_starves_for_its_min_or_fair_share_after_that(world, options, status, at):
     """Second by second; all jobs of its pool are another's."""
     world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=1e9)
     world.run("p", jobs=100)
@@ -136,7 +136,7 @@ IDLE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("pool", "options", "words"), IDLE.values(), ids=IDLE)
-def test_an_option_that_can_have_no_effect_is_told_at_the_start_and_at_the_change(world, pool, options, words):
+def test_an_option_without_effect_is_said_at_the_start_and_at_the_change(world, pool, options, words):
     world.create_pool("sorted", mode="fifo", fifo_sort_parameters=["start_time"])
     told = warnings(world, pool, **options)
     assert len(told) == 1
@@ -162,7 +162,7 @@ def test_an_option_that_has_an_effect_is_not_told_of(world, pool, options):
     assert warnings(world, pool, **options) == []
 
 
-def test_a_longer_time_out_holds_where_pools_do_not_starve_for_their_operations(world):
+def test_a_longer_time_out_holds_where_pools_do_not_starve(world):
     later = {"fair_share_starvation_timeout": 60_000}
     world.set_tree(enable_pool_starvation=False)
     assert warnings(world, "p", **later) == []
@@ -204,7 +204,7 @@ MONITOR: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("given", "told"), MONITOR.values(), ids=MONITOR)
-def test_an_option_of_the_job_cpu_monitor_without_effect_is_told_at_the_start(world, given, told):
+def test_an_option_of_the_monitor_without_effect_is_said_at_the_start(world, given, told):
     tasks = {"t": {"command": "true", "job_count": 1}}
     started = world.do(StartOperation({"pool": "p", "tasks": tasks, "job_cpu_monitor": given}))
     world.abort(started.id)

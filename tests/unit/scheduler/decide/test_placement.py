@@ -104,7 +104,7 @@ def test_7_1_pools_of_many_small_operations_get_their_shares(world):
     assert {name: sum(started(world, ids)) for name, ids in operations.items()} == {"a": 20, "b": 10}
 
 
-def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_have_jobs(world):
+def test_7_1_a_pool_above_its_share_waits_for_one_below_it(world):
     world.create_pool("crowd")
     world.create_pool("single", strong_guarantee_resources={"cpu": 6})
     crowd = [world.start("crowd") for _ in range(40)]

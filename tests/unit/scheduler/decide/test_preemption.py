@@ -205,7 +205,7 @@ def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
     assert len(victims_of(plan_for(node, poor, less))) == 3
 
 
-def test_6_5_aggressive_preemption_takes_the_second_list_where_it_is_allowed():
+def test_6_5_aggressive_preemption_takes_the_second_list_where_allowed():
     for allowed in (True, False):
         world = World()
         node = world.node()
@@ -264,7 +264,7 @@ def refuse_reclaimed(element: OperationElement) -> None:
     operation.record = msgspec.structs.replace(operation.record, allow_reclaimed=False)
 
 
-def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made_within_the_orders():
+def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made():
     """Half of the node may be used, but all of it is ordered."""
     _, node, jobs, poor = duel([1.0] * 10, 2.0)
     for job in jobs:
@@ -276,7 +276,7 @@ def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made_within_the_orders(
     assert victims_of(plan_for(node, poor)) == [jobs[9], jobs[8], jobs[7]]
 
 
-def test_1_10_what_fails_for_one_that_refuses_reclaimed_cpu_does_not_fail_for_others():
+def test_1_10_a_failure_for_one_that_refuses_reclaimed_cpu_is_its_own():
     world, node, jobs, poor = duel([1.0] * 10, 2.0)
     for job in jobs:
         change_usage(job, amount(0.5))
@@ -290,7 +290,7 @@ def test_1_10_what_fails_for_one_that_refuses_reclaimed_cpu_does_not_fail_for_ot
 
 
 @pytest.mark.parametrize(("sizes", "taken"), [([1.0] * 10, 2), ([2.0] * 5, 1)])  # one that ordered 2 cores makes both
-def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made_within_the_orders(sizes, taken):
+def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made(sizes, taken):
     _, node, jobs, poor = duel(sizes, 1.0)
     for job in jobs:
         change_usage(job, amount(0.5))
@@ -327,7 +327,7 @@ def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
         assert victims_of(plan) == [jobs[6] if gap_first else jobs[9]]
 
 
-def test_6_6_a_lowered_limit_plays_no_part_among_preemptible_jobs_and_these_go_first():
+def test_6_6_a_lowered_limit_does_not_order_preemptible_jobs():
     world, node, jobs, poor = duel([1.0] * 10, 1.0, fair=0.8, preempt_cpu_gap_first=True)
     change_usage(jobs[8], amount(0.9))
     change_usage(jobs[5], amount(0.9))
@@ -356,13 +356,13 @@ def test_6_6_the_first_task_that_room_can_be_made_for():
         ((1.0, 1.0, 0.0, 256e6, 0.0), True),  # what the node does not have at all does not matter
     ],
 )
-def test_6_6_a_stage_needs_the_spare_resources_with_all_that_could_be_freed(spare, goes):
+def test_6_6_a_stage_needs_the_spare_with_all_that_could_be_freed(spare, goes):
     _, node, _, poor = duel([1.0] * 5 + [5.0], 1.0, fair=0.3)
     assert (plan_preemption(node, Targets([(poor, "normal")]), 0.0, spare) is not None) is goes
 
 
 @pytest.mark.parametrize(("cheapest", "small_jobs"), [(False, 5), (True, 5), (True, 100)])
-def test_6_9_a_single_larger_job_when_the_small_ones_use_up_what_a_pool_may_lose(cheapest, small_jobs):
+def test_6_9_a_single_larger_job_when_small_ones_use_up_a_pools_losses(cheapest, small_jobs):
     """Also where the cheapest of very many sets are looked for."""
     world = World(preempt_cheapest_first=cheapest)
     node = world.node()
@@ -531,7 +531,7 @@ def reclaimed_rivals() -> tuple[World, Node, dict[str, list[Job]]]:
     return world, node, jobs
 
 
-def test_1_9_jobs_on_reclaimed_cpu_go_first_of_both_parts_those_beyond_the_guarantee_of_their_pool():
+def test_1_9_jobs_on_reclaimed_cpu_beyond_their_pools_guarantee_go_first():
     _, node, jobs = reclaimed_rivals()
     beyond, within, (ordinary,) = jobs["beyond"], jobs["within"], jobs["ordinary"]
     assert chosen(node) == [beyond[2], beyond[1]]
@@ -547,14 +547,14 @@ def test_1_9_jobs_on_reclaimed_cpu_go_first_of_both_parts_those_beyond_the_guara
     assert told[ordinary] == ""
 
 
-def test_1_9_ordinary_jobs_beyond_the_guarantee_of_their_pool_go_before_later_ones_within_theirs():
+def test_1_9_ordinary_jobs_beyond_their_pools_guarantee_go_before_others():
     _, node, jobs = reclaimed_rivals()
     for job in node.jobs.values():
         job.reclaimed = False
     assert chosen(node) == [*jobs["ordinary"], jobs["beyond"][2]]
 
 
-def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_granted_of_its_flow():
+def test_1_9_a_guarantee_is_the_operations_or_any_pools_and_its_flow():
     world, node, jobs = reclaimed_rivals()
     beyond = world.tree.pools["beyond"]
     beyond.last_integral_ratio = 2 / 6
@@ -574,7 +574,7 @@ def test_1_9_nobody_goes_for_less_cpu_than_is_allowed_but_for_any_memory():
     assert find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=1 / 6)
 
 
-def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait_for_cpu():
+def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait():
     _, node, jobs = reclaimed_rivals()
 
     def ended(now: float) -> set[Job]:
@@ -591,7 +591,7 @@ def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait_for_cpu(
     assert ended(16.0) == {*jobs["beyond"], *jobs["within"], *jobs["ordinary"]}, "it has not"
 
 
-def test_1_9_jobs_on_reclaimed_cpu_have_no_more_time_where_memory_is_short_or_no_class_is_idle():
+def test_1_9_no_more_time_where_memory_is_short_or_no_class_is_idle():
     _, node, jobs = reclaimed_rivals()
     memory_at = RESOURCES.index("memory")
     for idle_class, memory, is_ended in (("idle", 2.0**40, False), ("idle", 1.0, True), ("", 2.0**40, True)):
@@ -690,7 +690,7 @@ def make_hopeless(count: int) -> tuple[Node, list[OperationElement]]:
     return node, late
 
 
-def test_6_6_an_attempt_makes_a_bounded_number_of_searches_and_the_next_one_goes_on():
+def test_6_6_an_attempt_makes_a_bounded_number_of_searches():
     node, late = make_hopeless(3 * MOST_SEARCHES)
     asked: list[OperationElement] = []
 

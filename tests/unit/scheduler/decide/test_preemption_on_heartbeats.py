@@ -27,7 +27,7 @@ def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object,
     return world, node, low, high
 
 
-def test_6_6_one_job_starts_preemptively_per_heartbeat_and_only_after_the_backoff():
+def test_6_6_one_job_starts_preemptively_per_heartbeat_after_the_backoff():
     world, _node, _low, high = make_starving_world(preemptive_scheduling_backoff=5000)
     seen, begun = [], world.now
     for _ in range(60):
@@ -52,7 +52,7 @@ def make_starving_now(wanted: int = 6, **tree: object) -> tuple[World, object, s
     return world, node, low, high
 
 
-def test_6_6_a_start_needs_no_second_update_and_a_share_that_was_got_since_ends_it():
+def test_6_6_a_start_needs_no_second_update_and_a_new_share_ends_it():
     world, node, _low, high = make_starving_now(20, fair_share_starvation_tolerance=0.5)
     for _ in range(8):
         world.now += 0.1
@@ -95,7 +95,7 @@ def test_6_6_who_may_preempt_is_ranked_once_per_update(monkeypatch):
     assert len(ranked) == 2
 
 
-def test_6_6_an_order_of_service_that_ranked_is_freed_with_its_last_reference():
+def test_6_6_an_order_of_service_is_freed_with_its_last_reference():
     world, _node, _low, high = make_starving_now()
     order = ServiceOrder(world.tree())
     known = weakref.ref(order)

@@ -232,7 +232,7 @@ def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
     assert (pool.starvation_status, pool.scheduling_status, pool.below_since) == ("non_starving", "normal", None)
 
 
-def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_any_pool_above():
+def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_a_pool_above():
     world = World()
     world.node(cpu=100.0)
     world.pool("top", enable_aggressive_starvation=True)

@@ -311,7 +311,7 @@ def test_what_was_left_out_comes_in_with_the_rate_of_its_interval(watch):
     assert watch.look()[operation_key(operation)]["used_cores"] == 0.5
 
 
-def test_a_pool_that_was_removed_and_made_again_has_one_point_with_the_rates_of_both(watch):
+def test_a_pool_removed_and_made_again_has_one_point_with_both_rates(watch):
     _, job = watch.run_one("short")
     watch.look()
     watch.report(job, cpu_seconds=20.0)
@@ -332,7 +332,7 @@ def test_ticks_with_the_same_series_share_their_names(watch):
 # --- totals
 
 
-def test_a_tick_adds_pools_and_users_to_its_day_whether_they_have_series_or_not(watch):
+def test_a_tick_adds_pools_and_users_to_its_day_also_without_series(watch):
     first, job = watch.run_one(user="ann", cpu=2.0)
     _, other = watch.run_one("a", user="bob")
     watch.begin(max_series=1)
@@ -381,7 +381,7 @@ def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
     assert (len(view.times), set(view.intervals), view.times[-1]) == (100, {100.0}, 1e6 + 10_000.0)
 
 
-def test_an_operation_of_two_trees_has_its_cores_added_and_its_largest_share():
+def test_an_operation_of_two_trees_has_added_cores_and_its_largest_share():
     def points(ends: list[float], **columns: float) -> Points:
         values = row(OPERATION, **columns)
         return Points(array("d", ends), array("d", [10.0] * len(ends)), [array("f", [v] * len(ends)) for v in values])
@@ -421,7 +421,7 @@ def test_a_report_names_what_the_state_knows(watch):
     assert (tree.left_out_operations, report.operations_without_series) == (3, 5)
 
 
-def test_a_report_of_days_has_users_who_ordered_most_first_and_what_was_lost(watch):
+def test_a_report_of_days_has_users_by_request_and_the_lost_hours(watch):
     users = {"ann": 1.0, "bob": 3.0, "eve": 2.0}
     totals = {Key(USER, "default", name): Amounts(ordered=3600.0 * each) for name, each in users.items()}
     totals |= {pool("a"): Amounts(lost=7200.0), Key(ARM, "default", "control"): Amounts(ordered=1.0)}
@@ -431,7 +431,7 @@ def test_a_report_of_days_has_users_who_ordered_most_first_and_what_was_lost(wat
     assert tree.operations == []
 
 
-def test_a_report_has_what_is_finished_and_removed_and_nothing_of_what_nobody_knows(watch):
+def test_a_report_has_finished_and_removed_objects_and_no_unknown_ones(watch):
     def report(totals: dict[Key, Amounts], tree: str | None = None) -> Any:
         return make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, tree).trees
 

@@ -229,7 +229,7 @@ async def test_ticks_go_before_graphs_and_graphs_before_reports(held):
     await held.history.close(START + 15.0)
 
 
-async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_are_not_worked_out(held):
+async def test_too_many_questions_are_refused_and_abandoned_ones_not_worked_out(held):
     asked = await hold(held)
     for top in range(MAX_WAITING[REPORT]):
         asked.append(asyncio.create_task(held.history.report(START, START, None, top)))
@@ -264,7 +264,7 @@ async def test_who_waits_too_long_is_told(held):
     await held.history.close(START)
 
 
-async def test_the_end_waits_for_a_hanging_disk_only_so_long_and_refuses_who_waits(held):
+async def test_the_end_waits_for_a_hanging_disk_by_a_bound_and_refuses_readers(held):
     asked = await hold(held)
     asked.append(asyncio.create_task(held.history.report(START, START)))
     await asyncio.sleep(0)

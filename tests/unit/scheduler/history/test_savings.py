@@ -140,7 +140,7 @@ def use(site: Site, node: PlayedNode, steps: int) -> None:
         site.step()
 
 
-def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(site: Site) -> None:
+def test_use_beyond_the_requests_is_counted_for_its_pool_and_those_above(site: Site) -> None:
     world = site.world
     node = world.node("n1", 4.0)
     world.create_pool("team")
@@ -234,7 +234,7 @@ def test_orders_of_others_leave_less_that_fits(site: Site) -> None:
     assert site.savings().trees[0].total[0].extra_jobs == 1.0
 
 
-def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(site: Site) -> None:
+def test_a_job_that_ended_before_its_mode_was_known_is_in_neither_group(site: Site) -> None:
     node = site.world.node("n1", 64.0)
     site.world.create_pool("team")
     about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
@@ -248,7 +248,7 @@ def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(s
     assert not site.world.tree().trial
 
 
-def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(site: Site) -> None:
+def test_jobs_of_the_control_group_are_compared_with_others_of_their_hosts(site: Site) -> None:
     world = site.world
     world.now = 20 * DAY_S - 25.0  # two of the steps below end before midnight, two after it
     world.create_pool("team", max_running_operation_count=100, max_operation_count=100)

@@ -61,7 +61,7 @@ def jobs_of(world: World, title: str, jobs: Sequence[JobRecord | Job], pool: str
     return [(world.state.find_record(operation_id), jobs)]
 
 
-def test_an_owner_hears_what_was_ordered_and_used_and_which_jobs_should_order_less(world):
+def test_an_owner_hears_requested_and_used_cpu_and_which_jobs_to_lower(world):
     memory = {"memory_limit": 16 * GIB, "max_memory": 3 * GIB}
     jobs = [
         *jobs_of(world, "train 17", [ran(8.0, 1.9, hours=10, **memory)] * 3),
@@ -108,7 +108,7 @@ def classes_of(world: World, jobs: Sequence[JobRecord]) -> list[WasteClass]:
     return summarize(world, jobs_of(world, "x", jobs)).users[0].classes
 
 
-def test_jobs_held_back_by_their_own_order_are_told_no_lower_one_and_those_the_agent_held_back_are(world):
+def test_no_lower_request_is_advised_to_jobs_held_back_by_their_own(world):
     held, late = {"throttled_cpu_seconds": 500.0}, {"throttled_cpu_seconds": 500.0, "late_cpu_seconds": 500.0}
     [its] = classes_of(world, [ran(8.0, 2.0, **held)])
     assert its.better_cores is None
@@ -116,7 +116,7 @@ def test_jobs_held_back_by_their_own_order_are_told_no_lower_one_and_those_the_a
     assert classes_of(world, [ran(8.0, 2.0, **late)])[0].better_cores == 2.5
 
 
-def test_jobs_on_reclaimed_cpu_are_a_class_of_their_own_and_little_waste_is_no_advice(world):
+def test_jobs_on_reclaimed_cpu_are_a_class_of_waste_and_a_little_is_none(world):
     classes = classes_of(world, [ran(8.0, 1.0), ran(4.0, 1.0, reclaimed=True), ran(4.0, 1.0, hours=0.1)])
     assert [(each.job_class, each.jobs) for each in classes] == [("ordinary", 2), ("reclaimed", 1)]
     assert '"x" on reclaimed CPU: 1 job requested 4 cores' in classes[1].sentence
@@ -151,7 +151,7 @@ def test_a_better_order_is_enough_for_nearly_all_of_the_running_time(means, orde
     assert find_better(means, ordered) == better
 
 
-def test_users_see_their_own_waste_and_that_of_pools_whose_operations_they_may_read(world):
+def test_users_see_their_own_waste_and_that_of_readable_pools(world):
     world.create_pool("closed", acl=[{"action": "deny", "subjects": ["bob"], "permissions": ["read"]}])
     view = summarize(world, [])
     closed = [msgspec.structs.replace(view.pools[0], name=name) for name in ("closed", "gone")]

@@ -171,7 +171,7 @@ async def test_a_fenced_write_ends_the_reign_at_once():
             await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "me")
 
 
-async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
+async def test_after_a_pause_longer_than_the_lease_nothing_is_answered():
     async with leads(LONG_LEASE_S) as world:
         reign = world.leading.reign
         assert reign is not None
@@ -198,7 +198,7 @@ async def test_an_answer_that_is_ready_after_the_lease_is_none():
         assert TERM_HEADER not in answer.headers
 
 
-async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_begins_the_next():
+async def test_an_engine_that_hangs_ends_the_reign_and_its_return_begins_one():
     async with leads() as world:
         world.gate.clear()
         await world.until(lambda: world.leading.reign is None)
@@ -238,7 +238,7 @@ async def test_a_mistake_in_a_reign_ends_the_process():
     world.assert_closed()
 
 
-async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
+async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated():
     world = World(LEASE_S)
     calls: list[object] = []
 

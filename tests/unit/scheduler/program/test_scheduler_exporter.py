@@ -115,7 +115,7 @@ async def test_cores_in_use_are_counted_by_the_class_of_their_jobs(scheduler: Sc
     assert 'cpumond_tree_ordered_cores{tree="default"} 2.0\n' in text
 
 
-async def test_jobs_above_their_memory_reserve_are_counted_where_memory_is_reserved(scheduler: Scheduler) -> None:
+async def test_jobs_above_their_memory_reserve_are_counted(scheduler: Scheduler) -> None:
     node, _ = await run_jobs(scheduler, StartOperation({"tasks": {"t": {"job_count": 2, "command": "true"}}}))
     heartbeat = node.heartbeat()
     jobs = [msgspec.structs.replace(report, over_reserve=number == 0) for number, report in enumerate(heartbeat.jobs)]

@@ -56,7 +56,7 @@ FAILED, REFUSED = (
     ("fails", "is_good", "words"),
     [("nothing", True, ""), ("one tree", True, FAILED), ("all trees", False, FAILED), ("the store", True, REFUSED)],
 )
-async def test_the_pulse_changes_with_the_end_of_an_update_unless_it_fails_in_all_trees(
+async def test_the_pulse_changes_with_an_update_unless_it_fails_in_all_trees(
     scheduler: Scheduler, store: Watched, monkeypatch: pytest.MonkeyPatch, fails: str, is_good: bool, words: str
 ):
     """Where the store refuses, a new process would find the same full disk; this one still answers."""

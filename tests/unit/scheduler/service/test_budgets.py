@@ -104,7 +104,7 @@ def cluster(store: Any) -> Cluster:
     return Cluster(store)
 
 
-async def test_at_80_percent_there_is_an_event_and_an_alert_and_at_all_of_it_another(cluster):
+async def test_at_80_and_at_100_percent_there_is_an_event_and_an_alert(cluster):
     """`warn`: nothing else follows."""
     await cluster.begin()
     await cluster.start("a")
@@ -194,7 +194,7 @@ async def test_a_user_has_a_budget_over_all_pools_of_a_tree_counted_as_used(clus
     assert [[each.name for each in view.budgets] for view in shown] == [["ann", "a"], ["a"]]
 
 
-async def test_a_new_month_is_counted_anew_and_a_clock_that_was_set_back_begins_none_again(cluster):
+async def test_a_new_month_is_counted_anew_and_a_clock_set_back_begins_none(cluster):
     await cluster.begin(when_spent="stop")
     await cluster.start("a")
     await cluster.run()
@@ -216,7 +216,7 @@ async def test_a_new_month_is_counted_anew_and_a_clock_that_was_set_back_begins_
     assert cluster.account().spent_s(cluster.clock.at) == pytest.approx(0.4 * HOUR_S)
 
 
-async def test_it_is_seen_in_json_metrics_and_the_forecast_of_constant_use_is_right(cluster):
+async def test_it_is_in_json_and_metrics_and_the_forecast_of_constant_use_holds(cluster):
     await cluster.begin()
     await cluster.set_budget(core_hours=1000)
     await cluster.start("a", jobs=2)
@@ -275,7 +275,7 @@ def test_a_wrong_budget_is_refused_in_words(name):
     assert not world.state.budgets
 
 
-async def test_a_move_leaves_what_was_counted_and_a_budget_that_is_removed_forgets_it(cluster):
+async def test_a_move_keeps_the_count_and_a_removed_budget_forgets_it(cluster):
     await cluster.begin()
     await cluster.scheduler.execute(ChangePool("default", "b", (Edit(("budget",), {"core_hours": 50}),)), "root")
     operation = await cluster.start("a")
@@ -292,7 +292,7 @@ async def test_a_move_leaves_what_was_counted_and_a_budget_that_is_removed_forge
     assert [key.split()[1] for kind, key, _ in cluster.store.load() if kind == "budget"] == ["pool"]
 
 
-async def test_jobs_are_settled_when_pools_with_operations_move_and_not_when_another_is_made(cluster):
+async def test_jobs_are_settled_when_pools_with_operations_move(cluster):
     await cluster.begin()
     await cluster.start("a")
     await cluster.run()
@@ -333,7 +333,7 @@ it held with 2 cores."""
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_a_job_held_follows_from_its_agent_and_clocks_that_are_set_add_nothing(name):
+def test_the_held_cpu_of_a_job_follows_its_agent_and_no_set_clock(name):
     counted, times, own_s, held = HELD[name]
     finished = None if times is None else FinishedJob("j", "o", "failed", start_time=times[0], finish_time=times[1])
     assert count_held(2.0, counted, finished, own_s) == pytest.approx(held)

@@ -54,6 +54,6 @@ def test_the_first_period_is_by_the_number_of_nodes(nodes: int, timeout_s: float
 
 
 @pytest.mark.parametrize("cost_s", [0.0003, 0.0006, 0.001])
-def test_a_take_over_makes_no_storm_of_the_heartbeats_that_a_busy_leader_had_made_rarer(cost_s: float):
+def test_a_take_over_makes_no_storm_of_heartbeats_that_had_become_rarer(cost_s: float):
     # What they send to the next leader, to what they sent to this one.
     assert play(cost_s, 3000)[-1] / first_period_s(3000, 1.0, 60.0) <= 2.0

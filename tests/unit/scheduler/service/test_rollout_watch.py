@@ -88,7 +88,7 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-def test_the_first_stage_of_a_part_leaves_the_rest_what_the_stage_of_all_says(fleet):
+def test_the_first_stage_of_a_part_leaves_the_rest_to_the_stage_of_all(fleet):
     fleet.set("%true", "quota", canary_ratio=1.0)
     fleet.set("a", "quota")
     assert (fleet.told, fleet.stage().state) == (["quota"], "everywhere")
@@ -137,7 +137,7 @@ def test_hosts_that_were_told_more_and_do_not_do_it_yet_are_not_as_told(fleet):
     assert view.reached == 10, "each as far as its own configuration goes"
 
 
-def test_a_canary_that_is_removed_or_leaves_the_group_takes_the_stage_back_or_holds_it_up(fleet):
+def test_a_canary_that_is_removed_or_leaves_the_group_stops_the_stage(fleet):
     fleet.set("a", "quota", canary_period_s=20.0, canary_ratio=0.2)
     first, _ = fleet.stage().canaries
     fleet.live(6)
@@ -175,7 +175,7 @@ def test_a_canary_is_watched_for_its_period_anew_after_a_take_over(fleet):
     assert fleet.stage().state == "everywhere"
 
 
-def test_a_stop_that_the_store_refuses_is_carried_out_later_also_when_all_is_well_again(fleet):
+def test_a_stop_that_the_store_refuses_is_carried_out_later(fleet):
     fleet.set("a", "quota")
     fleet.live(6)
     fleet.late, fleet.refuses = dict.fromkeys(fleet.stage().canaries, 1.0), True
@@ -198,7 +198,7 @@ def test_no_filter_is_all_nodes(fleet):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_stage_that_is_set_anew_while_its_canary_is_judged_has_a_canary_of_its_own(fleet, is_late):
+def test_a_stage_set_anew_while_its_canary_is_judged_has_a_new_canary(fleet, is_late):
     """Another command may be stored while the verdict waits for its turn."""
     fleet.set("a", "weight", canary_period_s=10.0)
     fleet.live(6)

@@ -51,7 +51,7 @@ async def test_a_command_is_stored_before_it_is_applied(scheduler, store):
     assert "p" in scheduler.state.config.trees["default"].pools
 
 
-async def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_that_first(scheduler, store):
+async def test_a_command_without_the_rights_writes_nothing_and_is_refused_first(scheduler, store):
     before = len(store.seen)
     for command in (CreatePool("default", "p", "<Root>", {"weight": "x"}), CreateTree("default")):
         with pytest.raises(CommandError, match="ann may not ") as caught:
@@ -75,7 +75,7 @@ async def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(schedu
     assert scheduler.state.find_record(reply.id).counts["t"].completed == 1
 
 
-async def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in_between(scheduler, store):
+async def test_effects_of_a_command_come_later_when_the_store_fails_in_between(scheduler, store):
     await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
     first = await scheduler.execute(start(), "ann")
     second = await scheduler.execute(start(), "ann")
@@ -125,7 +125,7 @@ async def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(scheduler
     assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
 
 
-async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(scheduler, store):
+async def test_volumes_and_starvation_times_survive_and_nothing_accrues_then(scheduler, store):
     await ServedNode(scheduler, 100.0).register()
     guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
     await scheduler.execute(CreatePool("default", "p", "<Root>", {"integral_guarantees": guarantees}), "root")

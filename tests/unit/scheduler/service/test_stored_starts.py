@@ -35,7 +35,7 @@ async def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(s
     assert scheduler.state.find_record(reply.id).state == "completed"
 
 
-async def test_the_next_run_does_not_ask_thousands_of_nodes_for_a_heartbeat_a_second_each(store):
+async def test_the_next_run_does_not_ask_thousands_of_nodes_each_second(store):
     nodes = [NodeRecord(f"n{number}", f"run {number}", "", (), {}) for number in range(2500)]
     store.write(encode(Transaction(nodes=tuple(nodes)), Config({})))
     node = ServedNode(make_scheduler(store))
@@ -43,7 +43,7 @@ async def test_the_next_run_does_not_ask_thousands_of_nodes_for_a_heartbeat_a_se
     assert (await node.beat()).period_s == 2.5
 
 
-async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_else_is(scheduler, store):
+async def test_a_start_that_the_store_refuses_is_in_no_answer(scheduler, store):
     node = ServedNode(scheduler)
     await node.register()
     first = await scheduler.execute(start(jobs=1), "ann")
@@ -66,7 +66,7 @@ async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_els
     assert order.job_id in starts_in(store)
 
 
-async def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(scheduler, store):
+async def test_a_scheduler_that_lost_the_lead_answers_no_heartbeat_with_starts(scheduler, store):
     node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
 
     def fence() -> None:
@@ -108,7 +108,7 @@ async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(sched
     assert (node.jobs, starts_in(store)) == ({}, set())
 
 
-async def test_an_agent_that_was_replaced_while_its_heartbeat_waited_gets_no_orders(scheduler, store):
+async def test_an_agent_replaced_while_its_heartbeat_waited_gets_no_orders(scheduler, store):
     node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
     new = msgspec.structs.replace(node.registration(), incarnation="i2")
     writing, released = hold_next_write(store)

@@ -69,7 +69,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(monkeypatch)
 
 
-async def test_a_week_is_told_once_when_its_hour_has_come_also_by_who_was_not_there_then(site):
+async def test_a_week_is_reported_once_when_its_hour_has_come(site):
     site.records["user:gone"] = msgspec.json.encode(Notice(MONDAY - 4 * WEEK_S))
     site.restart()
     site.at -= 1.0

@@ -349,7 +349,7 @@ def test_edits_inside_of_what_is_only_kept() -> None:
 
 
 @pytest.mark.parametrize(("path", "missing"), [("abc/x", "abc"), ("abc/x/y", "abc"), ("known/x/y", "known/x")])
-def test_below_what_is_missing_and_no_option_nothing_is_set_unless_recursive(path: str, missing: str) -> None:
+def test_below_missing_attributes_nothing_is_set_unless_recursive(path: str, missing: str) -> None:
     before = {"known": {"a": 1}}
     with pytest.raises(CommandError) as caught:
         edit("pool", before, {}, [put(path, 1)])
@@ -585,7 +585,7 @@ def test_many_unknown_attributes_are_refused_before_they_cost_much(kind: Kind):
             edit(kind, {}, {}, given)
 
 
-def test_the_first_unknown_attributes_are_told_the_option_that_may_be_meant():
+def test_the_first_unknown_attributes_name_the_option_that_may_be_meant():
     edits = [Edit((f"weigh{number}",), 1) for number in range(MAX_HINTS + 5)]
     _, _, warnings = edit("pool", {}, {}, [*edits, *edits])
     assert len(warnings) == MAX_HINTS + 5

@@ -511,7 +511,7 @@ def test_records_that_are_damaged(records: dict[RecordKey, dict[str, Any]], mess
         ({"default_memory_limit": 7}, {"default-memory-limit": 0}, "default_memory_limit", 0),
     ],
 )
-def test_2_4_12_4_a_further_tree_has_what_the_default_one_has_unless_it_says_so(default, given, option, expected):
+def test_2_4_12_4_a_further_tree_has_the_default_trees_lists(default, given, option, expected):
     tried = Tried(CreateTree("t", {"nodes_filter": "a", **default}), SetDefaultTree("t"))
     tried.do(CreateTree("u", {"nodes_filter": "b", **given}))
     made = tried.config.trees["u"]
@@ -519,7 +519,7 @@ def test_2_4_12_4_a_further_tree_has_what_the_default_one_has_unless_it_says_so(
     assert read_tree(made.attributes) == made.settings
 
 
-def test_12_4_what_was_no_option_before_and_is_none_now_does_not_stop_the_start():
+def test_12_4_an_unknown_stored_option_does_not_stop_the_start():
     attributes = {"owner": {"team": "x"}, "weight": 2.0, "acl-required": "please", "note": 1}
     records: dict[RecordKey, Any] = {
         ("tree", "1"): {"id": "1", "name": "t", "attributes": {"owner": 7, "acl-required": "yes"}},

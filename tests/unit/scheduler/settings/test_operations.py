@@ -224,7 +224,7 @@ def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
     return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
 
 
-def test_a_pool_that_does_not_exist_is_told_of_with_the_name_that_may_be_meant():
+def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
     world = World()
     world.create_pool("research")
     world.create_pool("many", create_ephemeral_subpools=True)

@@ -39,7 +39,7 @@ def change(pool: str, path: str, value: Any) -> ChangePool:
     return ChangePool(TREE, pool, (Edit(tuple(path.split("/")), value),))
 
 
-def test_a_rule_of_several_pools_names_the_option_of_the_pool_that_was_changed(world):
+def test_a_rule_of_several_pools_names_the_option_of_the_changed_pool(world):
     sums = "strong_guarantee_resources/cpu"
     assert field_of(world, change("b", sums, 8)) == sums
     assert field_of(world, change("a", sums, 8)) == sums

@@ -149,7 +149,7 @@ def test_retries_of_an_operation_are_bounded_besides_those_of_each_job():
     assert ended.error.endswith("allows no more retries: its jobs were started again 2 of 2 times (per_operation)")
 
 
-def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwise():
+def test_an_allowance_of_a_job_is_forgotten_only_once_it_completes():
     policy = terms("oom:5,memory_growth=2,delay=30s")
     seen = count_job(record(), job("oom"), 5.0, policy)
     rule = "oom:5,memory_growth=2,delay=30s"
@@ -166,7 +166,7 @@ def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwis
     )
 
 
-def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry_however_late_they_are_written():
+def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry():
     """A second job fails while the end of the first one is being written, and nobody has stopped it yet."""
     gang = record(is_gang=True)
     for index, now, retries in ((0, 5.0, 1), (1, 5.0, 1), (2, 5.2, 1), (4, 6.0, 2), (3, 6.1, 2)):

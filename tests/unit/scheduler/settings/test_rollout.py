@@ -87,14 +87,14 @@ def test_only_hosts_that_the_level_changes_are_canaries_and_at_least_one():
     assert choose_canaries("a", [*hosts, host(5)], "quota", None, 0.01) == ("n5",)
 
 
-def test_one_host_of_each_level_that_hosts_come_to_by_their_own_configurations_goes_first():
+def test_one_host_of_each_level_that_configurations_set_goes_first():
     hosts = [*(host(number) for number in range(9)), host(10, bound="up-only"), host(11, bound="weight")]
     chosen = choose_canaries("a", hosts, "quota", None, 0.1)
     assert len(chosen) == 3
     assert {"n10", "n11"} < set(chosen)
 
 
-def test_a_stage_that_does_more_begins_with_a_canary_and_one_that_does_less_holds_at_once():
+def test_a_stage_that_does_more_has_a_canary_one_that_does_less_has_none():
     hosts = [host(number) for number in range(4)]
     up = make_stage(SetStage(nodes_filter="a", level="weight"), None, hosts, "u", 1.0)
     assert (up.state, up.previous, len(up.canaries)) == ("canary", None, 1)
@@ -105,20 +105,20 @@ def test_a_stage_that_does_more_begins_with_a_canary_and_one_that_does_less_hold
     assert at_once.state == "everywhere"
 
 
-def test_the_rest_keeps_what_it_had_while_a_canary_runs_and_after_it_is_stopped():
+def test_the_rest_keeps_its_level_while_a_canary_runs_and_after_its_stop():
     stage = canary(previous="weight")
     assert [stage.find_level(name) for name in ("n1", "n3")] == ["quota", "weight"]
     assert canary(previous="weight", state="stopped").find_level("n1") == "weight"
 
 
-def test_a_node_of_several_stages_does_the_least_of_them_and_one_of_none_is_safe():
+def test_a_node_of_several_stages_does_the_least_and_one_of_none_is_safe():
     assert find_level(["quota", "weight"]) == "weight"
     assert find_level(["quota"]) == "quota"
     assert find_level([]) == "shadow"
     assert find_level([None, "weight", None]) == "weight"
 
 
-def test_hosts_that_another_stage_holds_down_are_no_canaries_and_the_plan_says_so():
+def test_hosts_that_another_stage_holds_down_are_no_canaries():
     hosts = [host(1, others="shadow"), host(2)]
     stage = make_stage(SetStage(nodes_filter="a", level="quota", canary_ratio=0.9), None, hosts, "u", 0.0)
     assert stage.canaries == ["n2"]

@@ -139,7 +139,7 @@ def test_trees_that_are_only_tried_are_left_out():
         world.do(StartOperation({**spec, "schedule_in_single_tree": True}))
 
 
-def test_an_operation_is_scheduled_in_the_tree_that_has_most_left_of_what_its_pool_is_guaranteed():
+def test_an_operation_goes_to_the_tree_with_most_left_of_its_guarantee():
     """10.2, TREE-1: guarantees of 0.5 and 0.6, demands of 0.4 and 0.2."""
     world = World(nodes_filter="a")
     world.create_tree("b", nodes_filter="b")

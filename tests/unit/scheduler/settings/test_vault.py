@@ -203,7 +203,7 @@ def test_one_whose_operation_has_ended_is_erased_at_the_start():
     assert (world.state.vaults, [key for kind, key in world.stored if kind == "vault"]) == ({}, [])
 
 
-def test_a_vault_that_an_earlier_version_has_kept_is_taken_out_of_the_store():
+def test_a_vault_kept_by_an_earlier_version_is_removed_from_the_store():
     world = World()
     operation = world.start("p")
     stored = msgspec.json.decode(world.stored["operation", operation])

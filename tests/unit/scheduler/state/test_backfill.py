@@ -87,7 +87,7 @@ def test_only_what_ends_before_the_room_is_needed_uses_it(spec, jobs, told):
     assert told in why(world, operation)
 
 
-def test_nothing_uses_it_where_the_tree_does_not_say_so_nor_room_of_a_gang_that_refuses_reclaimed_cpu():
+def test_without_the_option_nothing_uses_the_room_of_a_gang():
     world, _, _ = make_waiting(enable_backfill=False)
     assert not world.jobs_of(ask(world, title="short 2"))
     assert world.state.gangs.run_times is None  # nothing was learned: it costs nothing
@@ -154,7 +154,7 @@ def test_an_operation_that_overstays_often_loses_the_right():
     assert "too many of them ran there for longer than expected" in why(world, short)
 
 
-def test_others_have_what_is_beside_the_room_of_the_gang_and_that_of_backfilled_jobs():
+def test_others_have_the_cpu_beside_the_gangs_room_and_backfilled_jobs():
     world, _, _ = make_waiting()
     short = ask(world, jobs=3, title="short 2")
     assert len(world.jobs_of(short)) == 3

@@ -90,7 +90,7 @@ def test_a_drained_nodes_jobs_end_and_start_elsewhere_also_over_a_restart(world,
     assert not world.state.preemptions, "nobody got their place"
 
 
-def test_a_drain_takes_interruptible_jobs_first_and_the_others_when_those_have_ended(world):
+def test_a_drain_takes_interruptible_jobs_first_and_then_the_others(world):
     hard = world.start(jobs=1)
     soft = world.start(tasks={"t": {"command": "true", "job_count": 2, "interruptible": True}})
     world.step(1.0, world.nodes["n1"])
@@ -200,7 +200,7 @@ def test_an_unknown_node_is_refused_with_the_name_that_may_be_meant(world):
     assert caught.value.code == RESOLVE
 
 
-def test_a_node_whose_tags_fit_several_trees_keeps_its_tree_when_it_is_cordoned(world):
+def test_a_node_whose_tags_fit_several_trees_keeps_its_tree_if_cordoned(world):
     world.state.nodes["n1"].matched_trees = (TREE, "other")
     (record,) = world.do(CordonNode("n1")).kept_nodes
     assert (record.tree, record.tags, record.capacity["cpu"]) == (TREE, (), 4.0)

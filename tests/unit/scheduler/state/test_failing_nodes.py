@@ -116,7 +116,7 @@ def test_failures_that_one_heartbeat_reports_count_as_if_one_after_another():
 
 
 @pytest.mark.parametrize("state", ["failed", "aborted"])
-def test_failures_before_the_process_do_not_count_until_a_second_node_agrees(state):
+def test_failures_before_the_process_count_only_if_a_second_node_agrees(state):
     world = make_world()
     ids = [world.start(jobs=20, max_failed_job_count=2)]
     failed = play(world, 12, lambda node: fail(node, state, **NOT_STARTED))
@@ -149,7 +149,7 @@ def test_a_pause_grows_and_the_node_is_cordoned_in_the_end():
     assert not world.state.nodes["bad"].cordoned
 
 
-def test_one_operation_that_cannot_be_started_cordons_no_node_unless_the_node_says_so():
+def test_one_operation_that_cannot_start_cordons_no_node_by_itself():
     for state, cordons in (("failed", 0), ("aborted", 1)):
         world = make_world(pause_s=1.0, max_pause_s=1.0, max_holds=1)
         world.start(jobs=1000, cpu=4.0)
@@ -203,7 +203,7 @@ def test_not_everything_is_held_off_where_the_operations_are_at_fault():
 
 
 @pytest.mark.parametrize("fits", ["one node", "only there"])
-def test_where_jobs_can_run_nowhere_else_failures_count_and_hold_nothing_off(fits):
+def test_where_jobs_can_run_nowhere_else_failures_count(fits):
     world = make_world(nodes=("bad",)) if fits == "one node" else make_world(nodes=("good",))
     if fits == "only there":
         world.node("bad", cpu=8.0)
@@ -212,7 +212,7 @@ def test_where_jobs_can_run_nowhere_else_failures_count_and_hold_nothing_off(fit
     assert (world.states(ids), list(world.state.held)) == ("ff", [])
 
 
-def test_the_replacement_of_a_failed_job_tries_another_node_first_but_not_for_ever():
+def test_the_replacement_of_a_failed_job_tries_another_node_for_a_while():
     world = make_world(cpu=1.0)
     operation = world.start(jobs=1, max_failed_job_count=100)
     world.step(1.0, world.nodes["bad"])

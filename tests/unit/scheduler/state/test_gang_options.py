@@ -179,7 +179,7 @@ def test_gang_5_a_job_without_rank_starts_again_alone(world, how):
     assert getattr(world.job_counts(operation), how) == 1
 
 
-def test_gang_6_the_node_of_the_job_without_rank_takes_the_rank_that_became_free(world):
+def test_gang_6_the_node_of_the_job_without_rank_takes_the_free_rank(world):
     operation = run(world, gang={"size": 2})
     before = ranks(world, operation)
     (spare,) = (node for node, rank in before.items() if not rank)
@@ -262,7 +262,7 @@ def test_gang_9_a_restart_without_all_of_them_begins_anew(world, missing):
     assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
 
 
-def test_gang_10_is_gang_starts_them_in_one_step_and_one_loss_is_one_switch(world):
+def test_gang_10_is_gang_starts_them_at_once_and_one_loss_is_one_switch(world):
     """Two jobs are aborted, not three as in YTsaurus: of a gang that is placed whole none is scheduled meanwhile."""
     world.set_tree(preemptive_scheduling_backoff=0, max_unpreemptible_running_job_count=0)
     world.create_pool("strong", strong_guarantee_resources={"cpu": 2})
@@ -275,7 +275,7 @@ def test_gang_10_is_gang_starts_them_in_one_step_and_one_loss_is_one_switch(worl
     assert world.jobs_of(operation) == []
 
 
-def test_no_job_of_an_incarnation_is_ordered_before_all_of_the_one_before_have_ended(world):
+def test_no_job_of_an_incarnation_is_ordered_before_the_last_has_ended(world):
     operation = run(world)
     world.nodes["n2"].keeps_stopping = True
     abort(world, "n1")

@@ -59,7 +59,7 @@ def test_limits_forbid_a_gang_as_a_whole():
 
 
 @pytest.mark.parametrize("how", ["failed", "lost", "aborted"])
-def test_a_job_that_ends_without_its_work_done_stops_the_others_and_all_start_again(how):
+def test_a_job_that_ends_without_its_work_stops_and_restarts_the_gang(how):
     world, gang = make_gang()
     first = {job.id for job in world.jobs_of(gang)}
     node = world.nodes["n1"]
@@ -99,7 +99,7 @@ def test_a_gang_that_fails_as_a_whole_has_failed_once():
     assert len(world.jobs_of(gang)) == 4
 
 
-def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
+def test_a_graceful_drain_gives_as_long_to_the_gangs_jobs_elsewhere():
     world = make_world()
     world.run(jobs=3, cpu=2.0, is_gang=True)
     for node in world.nodes.values():
@@ -112,7 +112,7 @@ def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
     assert times == [settings.job_graceful_preemption_timeout] * 3
 
 
-def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop():
+def test_a_gang_waits_for_jobs_that_an_earlier_run_stopped():
     world, gang = make_gang(nodes=6)
     first, *others = [node for node in world.nodes.values() if node.jobs]
     for node in others:
@@ -232,7 +232,7 @@ def test_nobody_else_is_stopped_for_a_limit_that_holds_without_the_gang():
     assert len(world.jobs_of(small)) == 2
 
 
-def test_nobody_else_is_stopped_on_a_node_that_is_not_overcommitted_without_the_gang():
+def test_on_a_node_that_fits_without_the_gang_nobody_else_is_stopped():
     world = make_world(nodes=1, cpu=6.0, preemptive_scheduling_backoff=10**8)
     world.start(jobs=3)
     world.settle_down(2)
@@ -279,7 +279,7 @@ def test_room_is_kept_for_one_gang_at_a_time_until_it_fits():
     assert world.state.gangs.reservations["default"].element.name == gangs[1]
 
 
-def test_a_gang_starts_on_room_that_is_kept_for_it_however_little_that_leaves_beside_it():
+def test_a_gang_starts_on_room_kept_for_it_however_little_is_left():
     tree = {"max_unpreemptible_running_job_count": 0, "fair_share_starvation_timeout": 10**9}
     world = World(Rules(spare=(1.0, 1.0, 0.0, 0.0, 0.0)), **tree, gang_reservation_timeout=60_000)
     for number in range(2):
@@ -296,7 +296,7 @@ def test_a_gang_starts_on_room_that_is_kept_for_it_however_little_that_leaves_be
     assert len(world.jobs_of(gang)) == 2
 
 
-def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn():
+def test_room_is_given_up_after_its_time_and_the_next_gang_has_its_turn():
     world, gangs = make_busy(5000)
     seen = []
     for _ in range(30):

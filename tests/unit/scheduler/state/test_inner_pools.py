@@ -19,7 +19,7 @@ def make(**options: object) -> World:
     return world
 
 
-def test_a_pool_becomes_inner_with_its_first_sub_pool_and_ceases_to_be_with_its_last():
+def test_a_pool_becomes_inner_with_its_first_subpool_until_its_last():
     world = make()
     assert limits(world, "lab") == (8, 50)
     world.create_pool("team", "lab")

@@ -38,7 +38,7 @@ def one(world: World, operation: str) -> Job:
     return job
 
 
-def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_cpu():
+def test_jobs_within_the_capacity_are_ordinary_and_others_on_reclaimed_cpu():
     world, node = make_world()
     (owners,) = world.state.operations
     assert classes(world, owners) == ["ordinary"] * 4
@@ -85,7 +85,7 @@ def test_the_class_outlives_a_restart_and_the_job():
     assert world.state.finished_jobs[batch][job.id].reclaimed
 
 
-def test_what_a_version_without_classes_stored_is_ordinary_and_it_reads_what_is_ordinary():
+def test_records_of_a_version_without_classes_are_ordinary():
     old = {
         "id": "j", "operation_id": "o", "task": "t", "tree": "default", "node_id": "n", "start_time": 1.0,
         "sequence": 1,
@@ -95,7 +95,7 @@ def test_what_a_version_without_classes_stored_is_ordinary_and_it_reads_what_is_
     assert msgspec.to_builtins(record) == old
 
 
-def test_a_job_that_was_lost_and_comes_back_has_its_class_and_one_without_a_record_is_ordinary():
+def test_a_lost_job_that_comes_back_has_its_class_or_is_ordinary():
     world, node = make_world()
     batch = world.run("batch", jobs=2)
     jobs = {job.id for job in world.jobs_of(batch)}
@@ -133,7 +133,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
 # --- options of operations
 
 
-def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_ordered():
+def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
     world, node = make_world()
     refusing = world.run("batch", jobs=2, allow_reclaimed=False)
     assert world.jobs_of(refusing) == []
@@ -146,7 +146,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_order
     assert_consistent(world.state)
 
 
-def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node_too():
+def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node():
     world = World()
     node = world.node("n", cpu=4.0)
     operation = world.run(jobs=2, require_reclaimed=True)
@@ -186,7 +186,7 @@ def make_pools(**tree: Any) -> tuple[World, PlayedNode]:
 @pytest.mark.parametrize("above", ["<Root>", "true", "false", "unset"])
 @pytest.mark.parametrize("of_task", [None, True, False])
 @pytest.mark.parametrize("kind", ["ordinary", "reclaimed"])
-def test_cpu_5_the_nearest_of_task_pools_and_tree_says_whether_a_job_has_a_ceiling(whole, above, of_task, kind):
+def test_cpu_5_the_nearest_of_task_pools_and_tree_decides_on_a_ceiling(whole, above, of_task, kind):
     tree = {} if whole is None else {"set_container_cpu_limit": whole}
     world, node = make_pools(forbid_immediate_operations_in_root=False, **tree)
     task = {"command": "true", "job_count": 1} | ({} if of_task is None else {"set_container_cpu_limit": of_task})
@@ -198,7 +198,7 @@ def test_cpu_5_the_nearest_of_task_pools_and_tree_says_whether_a_job_has_a_ceili
     assert (job.job_class, job.has_ceiling, node.jobs[job.id].order.has_ceiling) == (kind, holds, holds)
 
 
-def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_end():
+def test_a_job_keeps_the_ceiling_of_its_start():
     world, node = make_pools(set_container_cpu_limit=False)
     world.create_pool("p")
     operation = world.run("p", jobs=2)
@@ -226,7 +226,7 @@ def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_e
     assert one(world, operation).has_ceiling is False, "it was lost and came back"
 
 
-def test_an_agent_without_an_idle_class_gives_jobs_on_reclaimed_cpu_the_ceiling_of_ordinary_ones():
+def test_without_an_idle_class_jobs_on_reclaimed_cpu_have_a_ceiling():
     world, node = make_world()
     beat = node.heartbeat()
     told = {name: getattr(beat, name) for name in beat.__struct_fields__}
@@ -241,7 +241,7 @@ def test_an_agent_without_an_idle_class_gives_jobs_on_reclaimed_cpu_the_ceiling_
 # --- gangs
 
 
-def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_orders_of_several_nodes():
+def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_requests():
     world, _ = make_world()
     gang = world.run("gang", jobs=3, cpu=1.5, is_gang=True, allow_reclaimed=False)
     world.node("second", cpu=4.0)

@@ -78,7 +78,7 @@ def preempt(world: World, node: PlayedNode) -> None:
     world.settle_down(12, 6.0)
 
 
-def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_while_it_stops(world):
+def test_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
     """FOJR-3, for a job that ran."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
@@ -101,7 +101,7 @@ def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_whil
     assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "preemption"}
 
 
-def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(world):
+def test_a_job_preempted_before_it_began_does_not_fail_its_operation(world):
     """FOJR-3, for a job without a process."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=1000)
@@ -119,7 +119,7 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
     assert world.record(operation).state == "running"
 
 
-def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_does_not(world):
+def test_a_job_aborted_by_a_user_fails_its_operation_an_abandoned_one_not(world):
     """FOJR-3."""
     node = world.node("n1")
     aborted = world.run("p", jobs=2, fail_on_job_restart=True)
@@ -152,7 +152,7 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
 
 
-def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operation(world):
+def test_a_job_that_may_have_begun_fails_its_operation(world):
     node = world.node("n1")
     operation = world.start("p", fail_on_job_restart=True)
     world.step()
@@ -161,7 +161,7 @@ def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operat
     assert error_of(world, operation)["code"] == 210
 
 
-def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_of_the_scheduler(world):
+def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world):
     node = world.node("n1")
     operation = world.run("p", fail_on_job_restart=True)
     (job,) = node.jobs
@@ -201,7 +201,7 @@ def test_its_jobs_are_preempted_after_others_that_are_protected_alike(world):
     assert [len(world.jobs_of(each)) for each in (other, careful, starving)] == [2, 3, 1]
 
 
-def test_jobs_above_a_lowered_limit_go_before_those_that_fail_their_operation(world):
+def test_jobs_above_a_lowered_limit_go_before_those_that_fail_an_operation(world):
     world.node("n1", cpu=4.0)
     other = world.run("p")
     careful = world.run("p", fail_on_job_restart=True)
@@ -245,7 +245,7 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     assert (world.record(operation).suspended, world.job_counts(operation).failed) == (True, 2)
 
 
-def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(world):
+def test_the_last_allowed_failure_fails_an_operation_rather_than_suspend(world):
     node = world.node("n1")
     operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
     end(world, node, job_of(world, operation))
@@ -302,7 +302,7 @@ def interrupt(world: World, node: PlayedNode, operation: str) -> str:
 
 
 @pytest.mark.parametrize("told", ["failed", "aborted"])  # aborted: by an agent that does not know the signal
-def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(world, told):
+def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_restarted(world, told):
     """INT-1."""
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
@@ -326,7 +326,7 @@ def test_a_restart_exit_code_needs_no_interruption(world):
     assert world.record(operation).state == "failed"
 
 
-def test_a_restart_exit_code_counts_of_a_job_that_ended_before_it_was_taken_over(world):
+def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world):
     node = world.node("n1")
     operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1)
     job = job_of(world, operation)
@@ -358,7 +358,7 @@ def test_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, co
 
 
 @pytest.mark.parametrize("more", [{}, {"interruptible": True}])
-def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(world, more):
+def test_a_job_without_a_signal_of_its_own_is_aborted_with_any_exit_code(world, more):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
     operation = world.run("p", task=more)
@@ -367,7 +367,7 @@ def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(wor
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
-def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(world):
+def test_a_gang_restarts_as_a_whole_when_a_job_asks_to_be_restarted(world):
     node = world.node("n1")
     operation = world.run("p", jobs=2, task={"restart_exit_code": 17}, is_gang=True)
     before = set(node.jobs)
@@ -386,7 +386,7 @@ def test_a_completed_job_of_a_gang_starts_again_alone(world):
     assert world.job_counts(operation) == JobCounts(lost=1)
 
 
-def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):
+def test_an_order_has_the_signal_of_its_job_and_the_bound_of_stderr(world):
     node = world.node("n1")
     world.run("p", task={**SIGNAL, "signal_root_process_only": True, "max_stderr_size": 100})
     [job] = node.jobs.values()

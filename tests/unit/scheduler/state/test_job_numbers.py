@@ -33,7 +33,7 @@ def lose(world: World, *alive: PlayedNode) -> None:
         world.step(LOST_S / 6 + 1.0, *alive)
 
 
-def test_env_1_a_restarted_job_has_the_cookie_of_the_one_that_it_replaces_and_new_indices(world):
+def test_env_1_a_restarted_job_has_the_cookie_of_the_replaced_one(world):
     node = world.node("n1")
     world.run("p", jobs=3)
     assert numbers(node) == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
@@ -50,7 +50,7 @@ def test_a_job_knows_its_tree_and_node(world):
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_again(world, is_restarted):
+def test_completed_work_keeps_its_cookie_and_a_returned_one_is_given_again(world, is_restarted):
     node = world.node("n1", cpu=4)
     world.run("p", jobs=6)
     first, second, third, fourth = node.jobs
@@ -113,7 +113,7 @@ def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
     return nodes[0], nodes[1], operation
 
 
-def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie_though_one_is_needed(world):
+def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie(world):
     first, second, operation = start_on_both(world)
     third = world.node("n3", cpu=1)
     lose(world, second, third)
@@ -148,7 +148,7 @@ def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world)
     assert sorted(cookies(first) + cookies(second) + cookies(third)) == [1]
 
 
-def test_a_replacement_that_is_needless_ends_though_a_take_over_does_not_know_that_it_was_told(world):
+def test_a_needless_replacement_ends_though_a_take_over_does_not_know_why(world):
     first, second, operation = start_on_both(world)
     third = world.node("n3", cpu=1)
     first.finish(next(iter(first.jobs)))
@@ -166,7 +166,7 @@ def test_a_replacement_that_is_needless_ends_though_a_take_over_does_not_know_th
     assert world.job_counts(operation).completed == 1
 
 
-def test_jobs_that_a_version_without_numbers_started_take_the_places_that_are_left(world):
+def test_jobs_started_without_numbers_take_the_places_that_are_left(world):
     node = world.node("n1", cpu=3)
     operation = world.run("p", jobs=5)
     node.finish(next(iter(node.jobs)))
@@ -229,7 +229,7 @@ def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[Pl
     return here, there, operation, job
 
 
-def test_a_stop_that_an_earlier_run_did_not_store_is_known_after_the_next_restart_too(world):
+def test_an_unstored_stop_of_an_earlier_run_is_known_after_a_restart(world):
     """Else that job and its replacement were both active then, with one cookie."""
     here, there, operation, job = stop_unstored(world)
     world.settle_down()
@@ -246,7 +246,7 @@ def test_a_stop_that_an_earlier_run_did_not_store_is_known_after_the_next_restar
     assert cookies(there) == [0]
 
 
-def test_a_job_that_an_earlier_run_stopped_for_its_time_keeps_its_numbers_until_its_end(world):
+def test_a_job_stopped_for_its_time_keeps_its_numbers_until_its_end(world):
     here, there, _, job = stop_unstored(world, 100.0, job_time_limit=90_000)
     world.settle_down()
     for _ in range(2):
@@ -260,7 +260,7 @@ def test_a_job_that_an_earlier_run_stopped_for_its_time_keeps_its_numbers_until_
         world.beat(here)
 
 
-def test_work_that_an_earlier_run_stopped_and_that_completes_is_done_with_its_cookie(world):
+def test_stopped_work_of_an_earlier_run_that_completes_is_done(world):
     here, there, operation, job = stop_unstored(world)
     world.settle_down()
     here.let_go(job, "completed")

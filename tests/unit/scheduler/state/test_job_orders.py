@@ -104,7 +104,7 @@ def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
     assert world.record(operation).counts == {"t": JobCounts(aborted=1)}
 
 
-def test_a_job_whose_order_was_never_sent_is_gone_as_soon_as_it_is_not_needed(world):
+def test_a_job_whose_order_was_never_sent_is_gone_once_it_is_not_needed(world):
     node = world.node("n1")
     operation = start(world, MAX_ORDERS + 10)
     world.step()

@@ -20,7 +20,7 @@ def world() -> World:
     return world
 
 
-def test_they_stand_beside_those_of_the_agent_and_outlive_registrations_and_restarts(world):
+def test_they_stand_beside_the_agents_and_outlive_registrations(world):
     change = world.do(SetNodeTags("n1", tags=("ssd", "fast", "ssd")))
     assert [record.user_tags for record in change.kept_nodes] == [("fast", "ssd")]
     world.restart()

@@ -81,7 +81,7 @@ def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
 # --- jobs that wait on their node, of which it says nothing
 
 
-def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_it_is_needed(world):
+def test_a_given_up_waiting_job_that_starts_is_adopted_if_it_is_needed(world):
     node, operation, job = order_without_room(world)
     world.suspend(operation)
     world.resume(operation)
@@ -98,7 +98,7 @@ def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_i
     assert world.job_counts(operation) == JobCounts(completed=1, aborted=1)
 
 
-def test_a_waiting_job_whose_start_is_not_stored_is_stopped_when_it_was_replaced(world):
+def test_a_waiting_job_with_an_unstored_start_is_stopped_when_replaced(world):
     node, operation, job = order_without_room(world)
     del world.stored["start", job]
     world.restart()
@@ -133,7 +133,7 @@ def test_a_job_that_failed_cannot_complete_afterwards(world):
     ("state", "expected"),
     [("completed", JobCounts(completed=1, aborted=1, lost=1)), ("failed", JobCounts(lost=1))],
 )
-def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced_and_that_it_failed_not_twice(world, state, expected):
+def test_work_of_a_lost_job_counts_even_when_replaced_its_failure_does_not(world, state, expected):
     node, operation, job = run_one(world)
     node.finish(job, state)
     other = world.node("n2")
@@ -149,7 +149,7 @@ def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced_and_that_it_f
 
 
 @pytest.mark.parametrize(("state", "exit_code"), [("aborted", 0), ("aborted", 1), ("failed", 1), ("lost", None)])
-def test_6_7_a_preempted_job_is_aborted_whatever_its_exit_code_and_started_again(state, exit_code):
+def test_6_7_a_preempted_job_is_aborted_with_any_exit_code_and_restarted(state, exit_code):
     world = World(fair_share_starvation_timeout=0, max_unpreemptible_running_job_count=0)
     world.create_pool("low")
     world.create_pool("high", strong_guarantee_resources={"cpu": 10})
@@ -208,7 +208,7 @@ def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
     assert len(world.jobs_of(operation)) == 1
 
 
-def test_the_run_that_is_registered_may_register_again_and_a_new_one_may_replace_it(world):
+def test_a_registered_run_may_register_again_and_a_new_one_replaces_it(world):
     node = world.node("n1")
     node.register()
     for _ in range(20):
@@ -233,7 +233,7 @@ def restart_while_it_stops(world: World, job_preemption_timeout: int = 10_000) -
     return node, operation, job
 
 
-def test_a_job_that_is_being_stopped_is_not_taken_over_and_takes_its_room_until_it_is_gone(world):
+def test_a_job_being_stopped_is_not_adopted_and_keeps_its_room(world):
     node, operation, job = restart_while_it_stops(world)
     world.settle_down()
     known = world.state.nodes["n1"]
@@ -274,7 +274,7 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
     assert world.states([operation]) == ("c" if state == "completed" else "r")
 
 
-def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over(world):
+def test_a_lost_job_that_is_ending_when_its_node_returns_is_not_adopted(world):
     node, operation, job = stop_slowly(world)
     world.resume(operation)
     lose(world)
@@ -288,7 +288,7 @@ def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
-def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_when_it_comes_back(world):
+def test_a_job_aborted_while_its_node_was_away_is_stopped_on_return(world):
     node = world.node("n1", cpu=1)
     operation = run(world)
     (job,) = node.jobs

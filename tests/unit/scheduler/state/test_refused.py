@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpumond.scheduler.state.refused import RefusedStarts
 
 
-def test_refusals_of_the_last_hour_are_counted_by_pool_with_what_they_ordered():
+def test_refusals_of_the_last_hour_are_counted_by_pool_with_their_requests():
     refused = RefusedStarts()
     for at in (0.0, 10.0, 100.0):
         refused.note("default", "a", 5, 2.0, at)

@@ -100,7 +100,7 @@ def test_what_jobs_used_is_what_the_next_ones_reserve():
     assert world.record(operation_id).memory["t"].samples == {180: 1}
 
 
-def test_mem_9_the_successor_of_a_job_that_was_aborted_for_want_of_memory_reserves_all_of_it():
+def test_mem_9_the_successor_of_a_job_aborted_for_memory_reserves_all():
     world, node = make()
     operation_id = start(world, jobs=8)
     job = first(world, operation_id)
@@ -170,7 +170,7 @@ def test_reserves_outlive_a_restart_of_the_scheduler():
     assert {round(job.order.memory_reserve / MIB, 1) for job in node.jobs.values()} == {256.0, 155.0}
 
 
-def test_the_option_of_the_tree_holds_for_the_next_jobs_of_operations_that_run():
+def test_the_option_of_the_tree_holds_for_the_next_jobs():
     world, node = make(enable_memory_reserve=False)
     operation_id = start(world)
     assert reserves(world, operation_id) == [512.0] * 2
@@ -186,7 +186,7 @@ def test_the_option_of_the_tree_holds_for_the_next_jobs_of_operations_that_run()
     assert reserves(world, operation_id) == [256.0, 256.0, 512.0]
 
 
-def test_an_operation_in_several_trees_reserves_less_where_all_of_them_say_so():
+def test_an_operation_in_several_trees_reserves_less_if_all_of_them_say_so():
     world, _ = make(nodes_filter="!b")
     world.create_tree("b", nodes_filter="b", enable_memory_reserve=False)
     operation_id = start(world, spec={"pool_trees": ["default", "b"]})

@@ -74,7 +74,7 @@ def test_a_replacement_waits_keeps_its_cookie_and_no_other_job_takes_it(world):
     assert after(world, 61.0) == [("0", GIB), ("1", GIB)]
 
 
-def test_a_retry_that_a_rule_allows_does_not_count_and_its_growing_wait_is_bounded(world):
+def test_a_retry_that_a_rule_allows_does_not_count_and_its_wait_is_bounded(world):
     operation = start(world, "exit=3:4,delay=10s,delay_growth=3,max_delay=50s", jobs=1, max_failed_job_count=1)
     waits = []
     for _ in range(4):
@@ -111,7 +111,7 @@ def test_memory_grows_up_to_the_bound_and_never_beyond(world, bound, grown, why)
     assert world.record(operation).error.endswith(f"a job cannot get more memory than {grown[-1] * GIB} bytes: {why}")
 
 
-def test_only_the_job_that_ran_out_gets_more_and_others_of_its_task_do_not_wait_for_its_room(world):
+def test_only_the_job_that_ran_out_gets_more_and_others_do_not_wait(world):
     """The room of the whole node is free once both others have ended: the job that has to have it goes first."""
     start(world, "oom:2,memory_growth=7", jobs=4, memory=GIB + GIB // 4)
     fail(world, 0, **OOM)
@@ -222,7 +222,7 @@ def test_a_task_wins_over_its_pool_and_without_a_policy_all_is_as_before(world):
     assert world.record(own).retried.notes == ()
 
 
-def test_a_job_that_is_aborted_by_a_user_starts_again_at_once_and_keeps_its_memory(world):
+def test_a_job_aborted_by_a_user_starts_again_at_once_with_its_memory(world):
     start(world, "oom:1,memory_growth=2", jobs=1)
     fail(world, 0, **OOM)
     (job,) = running(world)

@@ -100,7 +100,7 @@ def test_one_wide_character_makes_all_of_its_text_wide():
     assert weigh({"a" * 1000 + "\U0001f600": 1}) > 4000
 
 
-def test_operations_of_a_pool_that_say_the_same_have_it_once_and_each_is_shown_as_it_came():
+def test_operations_that_say_the_same_have_it_once_and_are_shown_as_given():
     world = World()
     first, second, other = (world.start("p", annotations={"n": value}) for value in (1, 1, True))
     one, same, alike = (world.state.operations[each].record for each in (first, second, other))

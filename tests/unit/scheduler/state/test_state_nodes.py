@@ -118,7 +118,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     assert (world.job_counts(operation), node.jobs) == (JobCounts(failed=2), {})
 
 
-def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_over_a_restart(world):
+def test_nothing_replaces_a_job_beyond_its_time_limit_while_it_ends(world):
     node, operation = overdue(world, jobs=1)
     (job,) = node.stopping
     world.restart()
@@ -154,7 +154,7 @@ def test_2_2_a_node_that_fits_two_trees_is_refused_with_both_names(world):
     assert describe(world.state) == before
 
 
-def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(world):
+def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_none(world):
     world.create_tree("other", nodes_filter="x")
     node, operation = busy_node(world, cpu=1.0)
     fit_two_trees(node, node.register)
@@ -177,7 +177,7 @@ def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(wor
     assert (len(node.jobs), alerts(world)) == (4, [])
 
 
-def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_though_its_agent_asks_again(world):
+def test_2_2_a_node_of_two_trees_counts_its_jobs_and_is_given_up(world):
     world.create_tree("other", nodes_filter="x")
     node, operation = busy_node(world, cpu=1.0)
     world.node("n2", cpu=2.0)
@@ -192,7 +192,7 @@ def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_th
     assert world.job_counts(operation).lost == 3
 
 
-def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_taken_and_any_other_one_too(world):
+def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_accepted(world):
     world.create_tree("other", nodes_filter="x")
     world.create_tree("third", nodes_filter="y")
     node = world.node("n1")
@@ -206,7 +206,7 @@ def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_taken_and_any_other_one_
     assert (node.jobs, alerts(world)) == ({}, [("no_nodes", "default")])
 
 
-def test_2_2_a_job_that_was_not_sent_yet_does_not_start_on_a_node_of_two_trees(world):
+def test_2_2_an_unsent_job_does_not_start_on_a_node_of_two_trees(world):
     world.create_tree("other", nodes_filter="x")
     node = world.node("n1")
     operation = world.start("p", jobs=3, cpu=2.0)
@@ -219,7 +219,7 @@ def test_2_2_a_job_that_was_not_sent_yet_does_not_start_on_a_node_of_two_trees(w
     assert (node.jobs, world.operation(operation).needed) == ({}, {"t": 3})
 
 
-def test_2_2_a_node_that_is_not_known_and_fits_two_trees_is_an_alert_while_it_tries(world):
+def test_2_2_an_unknown_node_that_fits_two_trees_is_an_alert(world):
     world.create_tree("other", nodes_filter="x")
     with pytest.raises(CommandError, match="more than one pool tree"):
         world.node("n1", tags=("x",))
@@ -273,7 +273,7 @@ def test_2_3_an_operation_without_any_tree_left_is_aborted():
     assert_consistent(world.state)
 
 
-def test_2_3_what_is_told_about_jobs_of_a_removed_tree_is_of_the_time_of_the_removal():
+def test_2_3_jobs_of_a_removed_tree_are_shown_as_of_the_removal():
     world = World(nodes_filter="!x")
     world.create_tree("other", nodes_filter="x")
     world.node("n1", tags=("x",))
@@ -308,7 +308,7 @@ def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
     assert_consistent(world.state)
 
 
-def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop_until_they_do(world):
+def test_2_4_jobs_that_were_replaced_meanwhile_are_stopped(world):
     node, operation = busy_node(world)
     world.now += 301
     world.expire()
@@ -331,7 +331,7 @@ def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop_until_they_do(wo
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_2_4_a_node_that_comes_back_while_it_is_being_removed_or_that_is_written(world, is_written):
+def test_2_4_a_node_that_comes_back_while_its_removal_is_written(world, is_written):
     node, operation = busy_node(world)
     before = set(node.jobs)
     world.now += 400
@@ -391,7 +391,7 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
     assert world.job_counts(operation) == JobCounts(completed=1, lost=1)
 
 
-def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(world):
+def test_a_finished_job_counts_once_when_heartbeats_overtake_the_store(world):
     node, operation = busy_node(world, jobs=5)
     node.finish(next(iter(node.jobs)))
     receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(3)]
@@ -429,7 +429,7 @@ def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world
 # --- restarts
 
 
-def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_goes_on(world):
+def test_a_stored_start_is_known_before_its_node_is_heard(world):
     one, two = world.node("n1", cpu=2), world.node("n2", cpu=8)
     operation = busy(world, jobs=3, cpu=1)
     kept = {**one.jobs, **two.jobs}
@@ -450,7 +450,7 @@ def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_go
     assert_consistent(world.state)
 
 
-def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_restart(world):
+def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_again(world):
     node = world.node("n1")
     operation = world.start("p", jobs=1)
     world.update()
@@ -465,7 +465,7 @@ def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_r
     assert not waits_for_store(world.state, "n1")
 
 
-def test_a_job_that_is_taken_over_after_it_was_given_up_is_a_stored_start_again(world):
+def test_a_job_adopted_after_it_was_given_up_is_a_stored_start_again(world):
     node, operation = busy_node(world, jobs=1)
     (job,) = node.jobs
     world.nodes.clear()
@@ -500,7 +500,7 @@ def test_stored_starts_that_lead_nowhere_are_deleted(world):
     assert {key for kind, key in world.stored if kind == "start"} == {first, second}
 
 
-def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_stores_what_they_tell(world):
+def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes(world):
     one, two = world.node("n1"), world.node("n2")
     operation = busy(world, jobs=3)
     world.forget_starts()
@@ -520,7 +520,7 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_store
 
 
 @pytest.mark.parametrize(("is_stored", "left"), [(True, [899.0, 900.0]), (False, [897.0, 898.0])])
-def test_6_4_after_a_restart_jobs_are_in_the_order_of_stored_starts_or_as_nodes_say(world, is_stored, left):
+def test_6_4_after_a_restart_jobs_are_in_the_order_of_stored_starts(world, is_stored, left):
     node = world.node("n1")
     busy(world, jobs=4, cpu=1)
     for age, job in enumerate(node.jobs.values()):

@@ -35,7 +35,7 @@ def alerts(world: World, operation: str) -> list[tuple[str, str]]:
     return list_alerts(world.operation(operation))
 
 
-def test_one_that_no_node_could_hold_is_told_of_after_the_time_out_and_does_not_fail():
+def test_one_that_no_node_could_hold_is_an_event_and_does_not_fail():
     """HANG-1."""
     world = make(2.0, 2.0, 2.0)
     operation = world.start(jobs=2, cpu=3.0)
@@ -56,7 +56,7 @@ def test_one_that_no_node_could_hold_is_told_of_after_the_time_out_and_does_not_
     assert (len(world.jobs_of(operation)), alerts(world, operation)) == (1, [])
 
 
-def test_one_whose_smallest_job_is_larger_than_a_pools_limit_names_the_pool():
+def test_one_whose_smallest_job_exceeds_a_pools_limit_names_the_pool():
     """HANG-2."""
     world = make(4.0)
     world.create_pool("top", resource_limits={"cpu": 1})
@@ -99,7 +99,7 @@ def test_what_is_never_stuck(why):
     assert (told(world), world.operation(operation).stuck) == ([], None)
 
 
-def test_what_only_an_offline_node_could_hold_and_what_is_stuck_in_one_tree_alone():
+def test_jobs_that_fit_an_offline_node_and_those_stuck_in_one_tree_alone():
     world = make(2.0)
     world.set_tree(node_reconnection_timeout=1e9)
     world.node("large", cpu=4.0, tags=("ssd",))

@@ -34,7 +34,7 @@ def places(world: World, operation: str) -> str:
     return " ".join(sorted(job.node.id for job in world.jobs_of(operation)))
 
 
-def test_one_that_no_online_node_fits_fails_after_a_minute_and_names_the_filter():
+def test_one_that_no_online_node_fits_fails_after_a_minute_with_the_filter():
     """TAG-1."""
     world = make()
     operation = world.start(scheduling_tag_filter="ssd & gpu")
@@ -54,7 +54,7 @@ def test_one_that_no_online_node_fits_fails_after_a_minute_and_names_the_filter(
     assert world.record(operation).state == "failed"
 
 
-def test_it_waits_while_a_node_is_away_only_shortly_while_it_has_a_job_and_while_the_scheduler_is_young():
+def test_it_waits_while_a_node_is_away_shortly_and_for_its_jobs():
     world = make()
     operation = world.run(jobs=5, scheduling_tag_filter="ssd")
     world.do(SetNodeTags("n1", tags=("other",)))
@@ -293,7 +293,7 @@ def test_an_attribute_of_before_filters_were_options_is_read_or_left_out():
         assert (settings.scheduling_tag_filter, settings.weight) == (text, 2)
 
 
-def test_what_a_node_may_not_hold_is_not_looked_at_on_each_of_its_heartbeats():
+def test_a_job_that_a_node_may_not_hold_is_not_tried_on_each_heartbeat():
     """Each kind of nodes has an order of service of its own; all of them follow what changes."""
     world = make()
     waiting = [world.start(jobs=4, scheduling_tag_filter="ssd") for _ in range(3)]

@@ -172,7 +172,7 @@ def test_a_foreign_program_sees_that_the_index_is_in_use(crashed: str) -> None:
     assert any(f" {os.getpid()} " in line for line in held), held
 
 
-def test_a_foreign_program_may_read_but_a_write_waits_for_no_foreign_writer(filled: str) -> None:
+def test_a_foreign_program_may_read_and_a_write_does_not_wait_for_a_writer(filled: str) -> None:
     with contextlib.closing(open_sqlite_store(filled)) as store:
         with contextlib.closing(sqlite3.connect(filled, isolation_level=None)) as other:
             assert other.execute("SELECT count(*) FROM records").fetchone() == (400,)
@@ -495,7 +495,7 @@ def test_a_directory_that_is_removed_is_made_anew_for_its_owner_only(path: str) 
     assert read_all(path) == RECORDS
 
 
-def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(filled: str) -> None:
+def test_another_file_in_its_place_is_left_alone(filled: str) -> None:
     with contextlib.closing(open_sqlite_store(filled)) as store:
         os.rename(filled, f"{filled}.mine")
         Path(filled).write_bytes(b"a backup")

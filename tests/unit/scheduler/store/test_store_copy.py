@@ -50,7 +50,7 @@ def read_log(path: str, *subjects: str) -> list[tuple[int, Entry]]:
         return store.read_log(subjects, limit=10_000)
 
 
-def test_all_records_and_the_log_with_its_numbers_are_there_and_nothing_else(source: str, target: str) -> None:
+def test_all_records_and_the_numbered_log_are_there_and_nothing_else(source: str, target: str) -> None:
     shown: list[str] = []
     done = copy_store(source, target, shown.append)
     assert (done.records, done.entries) == (len(RECORDS), 2500)

@@ -11,7 +11,7 @@ from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.timings import BOUNDS_S, Histogram, Timings, name_write
 
 
-def test_a_bound_belongs_to_its_own_bucket_and_what_is_longer_than_all_to_the_last() -> None:
+def test_a_bound_belongs_to_its_own_bucket_and_the_longest_to_the_last() -> None:
     taken = Histogram()
     for took_s in (0.0, BOUNDS_S[0], BOUNDS_S[1], BOUNDS_S[1] + 1e-9, BOUNDS_S[-1], 1e6):
         taken.observe(took_s, "")

@@ -69,7 +69,7 @@ async def test_whoever_waits_for_a_silent_copy_hears_that_it_lives(tmp_path: Pat
 
 
 @pytest.mark.parametrize("end", [OSError(24, "no room"), asyncio.CancelledError()], ids=["failed", "cancelled"])
-async def test_a_copy_whose_pipe_cannot_be_listened_to_leaves_neither_it_nor_a_process(
+async def test_a_copy_whose_pipe_cannot_be_read_leaves_neither_it_nor_a_process(
     monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     async def connect_read_pipe(*_: object) -> None:
@@ -85,7 +85,7 @@ async def test_a_copy_whose_pipe_cannot_be_listened_to_leaves_neither_it_nor_a_p
         os.fstat(child._reading)
 
 
-async def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(
+async def test_a_copy_given_up_while_pages_are_copied_leaves_no_dead_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where a browser goes away: the web server cancels again at each step of what ends the request."""
