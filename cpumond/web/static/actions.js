@@ -31,9 +31,7 @@ const POOL_FIELDS = [
   [["create_ephemeral_subpools"], "One sub-pool per user", "create_ephemeral_subpools", "flag"],
 ];
 
-function at(attributes, where) {
-  return where.reduce((value, name) => value?.[name] ?? value?.[name.replaceAll("_", "-")], attributes) ?? null;
-}
+const at = (attributes, where) => (where.reduce((value, name) => value?.[name] ?? value?.[name.replaceAll("_", "-")], attributes) ?? null);
 
 const keyOf = (where) => where.join("/");
 

@@ -178,9 +178,7 @@ function answered() {
 }
 
 // path`/trees/${tree}/pools/${pool}`: names are encoded
-export function path(parts, ...names) {
-  return parts.reduce((text, part, index) => text + encodeURIComponent(names[index - 1]) + part);
-}
+export const path = (parts, ...names) => parts.reduce((text, part, index) => text + encodeURIComponent(names[index - 1]) + part);
 
 export function query(values) {
   const chosen = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");

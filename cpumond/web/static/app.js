@@ -337,10 +337,8 @@ function closeDialogs() {
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
 }
 
-function drawWho({ user, groups = [], is_admin: isAdmin }, first) {
-  return h("a.who", { href: "#/tokens", title: "You, and your tokens", "aria-current": first === "tokens" ? "page" : null },
-    h("strong", user), groups.length ? h("span.muted", ` ${groups.join(", ")}`) : null, isAdmin ? [" ", h("span.badge", "administrator")] : null);
-}
+const drawWho = ({ user, groups = [], is_admin: isAdmin }, first) => h("a.who", { href: "#/tokens", title: "You, and your tokens", "aria-current": first === "tokens" ? "page" : null },
+  h("strong", user), groups.length ? h("span.muted", ` ${groups.join(", ")}`) : null, isAdmin ? [" ", h("span.badge", "administrator")] : null);
 
 // Where the scheduler is that a standby names, {href, isNear: whether this browser is sure to reach it}; null where its
 // address is that of its own loopback. A page that came over the loopback may have come through a tunnel.
@@ -357,9 +355,7 @@ function describeStandby(standby, leader) {
     leader?.isNear ? ". Its page opens in a moment." : "."];
 }
 
-function complain(error) {
-  return h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; see the browser's console.");
-}
+const complain = (error) => h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; see the browser's console.");
 
 const chosenTheme = () => localStorage.getItem("cpumond-theme") ?? "auto";
 

@@ -48,12 +48,10 @@ function addOne(node, type) {
 }
 
 // Control characters, and marks that turn the direction of the text around them, as text: \x1b, \u202e.
-export function visible(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (sign) => {
-    const code = sign.codePointAt(0).toString(16);
-    return code.length < 3 ? `\\x${code.padStart(2, "0")}` : `\\u${code}`;
-  });
-}
+export const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (sign) => {
+  const code = sign.codePointAt(0).toString(16);
+  return code.length < 3 ? `\\x${code.padStart(2, "0")}` : `\\u${code}`;
+});
 
 function append(node, children) {
   for (const child of children) {
@@ -65,9 +63,7 @@ function append(node, children) {
 
 // An element that manages its own content: create(node, props) once, update(node, props), if there is one, when its page is drawn again,
 // destroy(node) when it is removed. Elements of the same `kind` and `key` are the same island.
-export function island(kind, key, props, tag = "div") {
-  return Object.assign(h(tag), { island: kind, key, props });
-}
+export const island = (kind, key, props, tag = "div") => Object.assign(h(tag), { island: kind, key, props });
 
 // Creates the islands of a tree that was just put into the page.
 export function settle(node) {
@@ -113,9 +109,7 @@ export function morph(node, wanted) {
   return node;
 }
 
-function isSame(a, b) {
-  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && a.key === b.key && a.island === b.island;
-}
+const isSame = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && a.key === b.key && a.island === b.island;
 
 function morphAttributes(node, wanted) {
   for (const { name, value } of wanted.attributes) {
@@ -186,9 +180,7 @@ export function drop(node) {
 }
 
 // What stands in the place of an answer that is awaited; a screen reader says the word.
-export function skeleton(attributes = {}) {
-  return h("div.loading", attributes, h("span.hidden-text", "Loading …"), [1, 2, 3].map((key) => h("span.bone", { key, "aria-hidden": "true" })));
-}
+export const skeleton = (attributes = {}) => h("div.loading", attributes, h("span.hidden-text", "Loading …"), [1, 2, 3].map((key) => h("span.bone", { key, "aria-hidden": "true" })));
 
 // Opens a modal dialog; `body` is an element, `buttons` are elements. Closing removes it.
 export function openDialog(title, body, buttons, onclose) {

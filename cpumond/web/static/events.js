@@ -36,13 +36,11 @@ export async function readEvents(about) {
 }
 
 // `rights`: what readRights() gave.
-export function eventsSection({ value, error, about }, rights, app) {
-  return h("section.part.events", { key: "events", "aria-labelledby": "events-title" },
-    h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
-    h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
-    error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
-    value ? eventsTable(value, rights, app) : error ? null : skeleton());
-}
+export const eventsSection = ({ value, error, about }, rights, app) => h("section.part.events", { key: "events", "aria-labelledby": "events-title" },
+  h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
+  h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
+  error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
+  value ? eventsTable(value, rights, app) : error ? null : skeleton());
 
 const known = (about) => Object.fromEntries(Object.entries(about).filter(([, name]) => name));
 
@@ -73,9 +71,7 @@ function kindBadge({ kind, count }) {
 
 export const when = (event) => h("span", { title: `${time(event.at)} ${zone(event.at)}` }, time(event.at));
 
-export function who({ user, acting }) {
-  return acting ? `${acting} as ${user}` : user || "–";
-}
+export const who = ({ user, acting }) => (acting ? `${acting} as ${user}` : user || "–");
 
 function about(event, titles) {
   const short = (id) => id.split("-")[0];
@@ -90,12 +86,10 @@ function about(event, titles) {
   return links.length ? h("span.about", links.flatMap((link, index) => (index ? [", ", link] : [link]))) : "–";
 }
 
-export function what(event, titles = {}) {
-  return h("span.sentence", withoutIds(event.text, titles), event.undoes ? h("span.muted", ` (undoes ${event.undoes})`) : null,
-    event.changes.length ? h("details", h("summary.muted", "Before and after"),
-      h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
-    event.plan ? h("div.muted", `Preview: ${event.plan}`) : null);
-}
+export const what = (event, titles = {}) => h("span.sentence", withoutIds(event.text, titles), event.undoes ? h("span.muted", ` (undoes ${event.undoes})`) : null,
+  event.changes.length ? h("details", h("summary.muted", "Before and after"),
+    h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
+  event.plan ? h("div.muted", `Preview: ${event.plan}`) : null);
 
 export function changeText({ pool, attribute, old, new: now }) {
   const name = pool || "the tree";

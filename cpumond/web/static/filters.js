@@ -36,8 +36,6 @@ export function textFilter(name, label, placeholder, app, { type = "text", isWid
 }
 
 // `choices`: [[value, text], ...]; the first choice is always all of them.
-export function selectFilter(name, label, choices, app) {
-  return h("div.field", { key: name }, h("label", { for: `filter-${name}` }, label),
-    h("select", { id: `filter-${name}`, value: currentQuery().get(name) ?? "", onchange: (event) => ask(app, { [name]: event.target.value || null }) },
-      h("option", { value: "" }, "all"), choices.map(([value, text]) => h("option", { value, key: value }, text))));
-}
+export const selectFilter = (name, label, choices, app) => h("div.field", { key: name }, h("label", { for: `filter-${name}` }, label),
+  h("select", { id: `filter-${name}`, value: currentQuery().get(name) ?? "", onchange: (event) => ask(app, { [name]: event.target.value || null }) },
+    h("option", { value: "" }, "all"), choices.map(([value, text]) => h("option", { value, key: value }, text))));

@@ -32,15 +32,10 @@ export const columnCores = (value) => evenly([value, 1])[0];
 
 export const evenPercents = (ratios) => evenly(ratios.map((ratio) => (isKnown(ratio) ? 100 * ratio : ratio)), 1).map((text) => (text === NONE ? text : `${text} %`));
 
-export function percent(ratio) {
-  if (ratio === null || ratio === undefined || Number.isNaN(ratio)) return NONE;
-  return `${number(100 * ratio, 3)} %`;
-}
+export const percent = (ratio) => (ratio === null || ratio === undefined || Number.isNaN(ratio) ? NONE : `${number(100 * ratio, 3)} %`);
 
 // A part of the tree, with its resource where that is not CPU: 3.3 % (by job slots).
-export function share(ratio, resource) {
-  return resource && resource !== "cpu" ? `${percent(ratio)} (by ${resource.replace("user_slots", "job slots")})` : percent(ratio);
-}
+export const share = (ratio, resource) => (resource && resource !== "cpu" ? `${percent(ratio)} (by ${resource.replace("user_slots", "job slots")})` : percent(ratio));
 
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
@@ -83,9 +78,7 @@ export function time(at) {
 }
 
 // The zone of all times that are shown: UTC, CET, GMT+5:30.
-export function zone(at = Date.now() / 1000) {
-  return new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date(1000 * at)).find(({ type }) => type === "timeZoneName").value;
-}
+export const zone = (at = Date.now() / 1000) => new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date(1000 * at)).find(({ type }) => type === "timeZoneName").value;
 
 // A sentence of a program, its times in UTC (a clock alone is of today) as all others here.
 export function localTimes(text) {
@@ -113,9 +106,7 @@ export function hours(value, digits = 3) {
   return size > 0 && size < 0.001 ? `${value < 0 ? "> −" : "< "}0.001` : size > 0 && size < 1 ? value.toFixed(3) : number(value ?? 0, digits);
 }
 
-export function count(value, noun, plural = `${noun}s`) {
-  return `${number(value, 6)} ${value === 1 ? noun : plural}`;
-}
+export const count = (value, noun, plural = `${noun}s`) => `${number(value, 6)} ${value === 1 ? noun : plural}`;
 
 export const isKnown = (value) => value !== null && value !== undefined;
 
@@ -127,9 +118,7 @@ export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const allAmounts = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
 
 // {cpu: 2, memory: 1024} as text
-export function amounts(values) {
-  return allAmounts(Object.fromEntries(Object.entries(values ?? {}).filter(([, value]) => value !== 0))) || "nothing";
-}
+export const amounts = (values) => (allAmounts(Object.fromEntries(Object.entries(values ?? {}).filter(([, value]) => value !== 0))) || "nothing");
 
 export function amount(name, value) {
   if (name === "cpu") return `${cores(value)} ${cores(value) === "1" ? "core" : "cores"}`;
@@ -151,18 +140,11 @@ export function formatCores(cores) {
 // Measured cores with two digits after the point, below one core with three, as the command line has them.
 export const measured = (value) => fixed(value, Math.abs(value ?? 1) < 1 ? 3 : 2);
 
-export function fixed(value, digits = 2) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
-}
+export const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
-export function formatVotes(votes) {
-  if (votes === null || votes === undefined) return "–";
-  return votes > 0 ? `+${votes}` : String(votes);
-}
+export const formatVotes = (votes) => (votes === null || votes === undefined ? "–" : votes > 0 ? `+${votes}` : String(votes));
 
-export function formatRatio(ratio, digits = 0) {
-  return `${(100 * (ratio ?? 0)).toFixed(digits)} %`;
-}
+export const formatRatio = (ratio, digits = 0) => `${(100 * (ratio ?? 0)).toFixed(digits)} %`;
 
 // A time span: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h.
 export function formatSpan(seconds) {

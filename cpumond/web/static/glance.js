@@ -28,11 +28,9 @@ export const GLANCE_KEYS = [
   ["guarantee", "guarantee", "its strong guarantee"], ["fair", "fair share", "the share that it is entitled to now"],
 ];
 
-export function legend() {
-  return h("ul.glance-legend", { "aria-label": "Parts of a bar" }, GLANCE_KEYS.map(([name, word, help]) =>
-    h("li", { key: name, title: help }, h("span.key", { class: name, "aria-hidden": "true" }), word)),
-    h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "demand beyond the bar"));
-}
+export const legend = () => h("ul.glance-legend", { "aria-label": "Parts of a bar" }, GLANCE_KEYS.map(([name, word, help]) =>
+  h("li", { key: name, title: help }, h("span.key", { class: name, "aria-hidden": "true" }), word)),
+  h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "demand beyond the bar"));
 
 function describeRow(row, unit, totalCores) {
   const amount = amountOf(unit, totalCores);

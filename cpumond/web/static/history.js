@@ -108,20 +108,14 @@ export async function readLife(what, start, finish, patienceMs) {
 }
 
 // A column of a history as `values` of a series.
-export function column(history, name) {
-  return history.columns[name] ?? history.times.map(() => null);
-}
+export const column = (history, name) => (history.columns[name] ?? history.times.map(() => null));
 
 // One line of a graph, of a column of the history; `more` as chart() has it: dash, step, fill, format.
-export function line(history, name, label, color, more = {}) {
-  return { label, values: column(history, name), color, ...more };
-}
+export const line = (history, name, label, color, more = {}) => ({ label, values: column(history, name), color, ...more });
 
 // What all graphs of a history have: its times, the ends of the axis, what to say when there is nothing, the events that
 // are marked, and all that one can do with a graph.
-export function axis({ times, from, until, problem }, marks = []) {
-  return { ...working(marks), times, from, until, empty: problem, ...ends() };
-}
+export const axis = ({ times, from, until, problem }, marks = []) => ({ ...working(marks), times, from, until, empty: problem, ...ends() });
 
 // The same but for the times: also of a graph whose points are no history.
 export const working = (marks = []) => ({ work, marks, ...ends() });

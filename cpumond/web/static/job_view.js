@@ -14,17 +14,15 @@ const MAX_OPTION = 200;
 const OLD = "The agent of this node is an older version, which reports figures without reasons: upgrade it.";
 
 // All of an explain answer `e`; `key` identifies the job; `marks` are further events of its graphs.
-export function jobView(e, key, app, marks = []) {
-  return [
-    h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || OLD),
-    jobGraphs(e, key, marks),
-    e.peak ? peakCard(e) : votesCard(e),
-    decisionsCard(e, app),
-    h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "Inputs of the limit"),
-      facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), localTimes(text)]))),
-    optionsCard(e),
-  ];
-}
+export const jobView = (e, key, app, marks = []) => [
+  h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || OLD),
+  jobGraphs(e, key, marks),
+  e.peak ? peakCard(e) : votesCard(e),
+  decisionsCard(e, app),
+  h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "Inputs of the limit"),
+    facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), localTimes(text)]))),
+  optionsCard(e),
+];
 
 // ---- graphs
 
@@ -78,12 +76,10 @@ export function votesChart(times, votes, threshold) {
   };
 }
 
-export function throttledChart(times, ratios) {
-  return {
-    title: "Throttled periods", times, height: 170, format: (value) => formatRatio(value), max: 0.1,
-    series: [{ label: "throttled periods", values: ratios, color: "--bad", fill: true }],
-  };
-}
+export const throttledChart = (times, ratios) => ({
+  title: "Throttled periods", times, height: 170, format: (value) => formatRatio(value), max: 0.1,
+  series: [{ label: "throttled periods", values: ratios, color: "--bad", fill: true }],
+});
 
 // Changes that were written, at the nearest sample: [all but fast restores, fast restores], null where there is none.
 function placeDecisions(e, times) {

@@ -7,9 +7,7 @@ const TYPING_MS = 150;
 const SHOWN = 20;
 
 // Pools of a tree ("" for the default one) or nodes that have `text` in their names: [{id}, ...].
-export async function findNames(kind, text, { tree = "", signal, limit = SHOWN } = {}) {
-  return (await get(`/find${query({ kind, name: text, tree, within: "true", limit })}`, { signal })).matches;
-}
+export const findNames = async (kind, text, { tree = "", signal, limit = SHOWN } = {}) => (await get(`/find${query({ kind, name: text, tree, within: "true", limit })}`, { signal })).matches;
 
 // Completes what is typed in `input`; `tree` is a function. Returns what has to stand beside it in the page.
 export function completion(input, kind, tree = () => "") {

@@ -23,17 +23,15 @@ const page = (path, title, text, kinds, columns) => ({
     const [found, rights] = await Promise.all([get(`${path}${query({ ...asked, since_s: since, limit: PAGE })}`, { signal }), readRights()]);
     return { found, rights };
   },
-  view({ found, rights }, _, app) {
-    return [
-      h("h1", title), h("p.muted.plain-text", text),
-      h("div.filters", { role: "search", "aria-label": `Filter the ${title.toLowerCase()}` },
-        selectFilter("kind", "Kind", kinds, app), selectFilter("since", "Since", Object.entries(SPANS), app),
-        textFilter("tree", "Tree", "name of a tree", app), textFilter("pool", "Pool", "and the pools below it", app),
-        textFilter("node", "Node", "id of a node", app), textFilter("operation", "Operation", "id of an operation", app),
-        textFilter("user", "User", "name of a user", app)),
-      eventsTable(found, rights, app, columns),
-    ];
-  },
+  view: ({ found, rights }, _, app) => [
+    h("h1", title), h("p.muted.plain-text", text),
+    h("div.filters", { role: "search", "aria-label": `Filter the ${title.toLowerCase()}` },
+      selectFilter("kind", "Kind", kinds, app), selectFilter("since", "Since", Object.entries(SPANS), app),
+      textFilter("tree", "Tree", "name of a tree", app), textFilter("pool", "Pool", "and the pools below it", app),
+      textFilter("node", "Node", "id of a node", app), textFilter("operation", "Operation", "id of an operation", app),
+      textFilter("user", "User", "name of a user", app)),
+    eventsTable(found, rights, app, columns),
+  ],
 });
 
 export const events = page("/events", "Events", "Changes, the newest first.", kindChoices());

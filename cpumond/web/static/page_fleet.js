@@ -110,13 +110,11 @@ const stageColumns = (app, reason) => [
     guarded("Change", () => openStage(stage, app), { reason })) },
 ];
 
-function act(label, verb, stage, text, app, reason) {
-  return guarded(label, () => {
-    const form = new Form([["why", "Why", "shown to others and in the audit log", "text", ""]]);
-    const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
-    openForm(`${label} the stage of ${formatFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
-  }, { reason });
-}
+const act = (label, verb, stage, text, app, reason) => guarded(label, () => {
+  const form = new Form([["why", "Why", "shown to others and in the audit log", "text", ""]]);
+  const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
+  openForm(`${label} the stage of ${formatFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
+}, { reason });
 
 // A change is made; what it says of hosts that do more now is to be read.
 function finish(dialog, label, { warnings }, app) {

@@ -132,13 +132,11 @@ async function readLog(where, stream) {
   return { text: visible(text), total: Number.isFinite(total) ? total : null };
 }
 
-function logCard(logs, refusal) {
-  return h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "Log"),
-    refusal ? h("p.muted.plain-text", sentence(refusal)) : null,
-    h("div.grid2", Object.entries(logs).map(([stream, { value, error }]) => h("div.log", { key: stream },
-      h("h3", stream), value ? [
-        value.total > LOG_BYTES ? h("p.muted.plain-text", `The last ${bytes(LOG_BYTES)} of ${bytes(value.total)}.`) : null,
-        value.text ? h("div.log-text", { tabindex: "0", role: "region", "aria-label": `End of ${stream}` },
-          h("pre", value.text)) : h("p.muted.plain-text", "Nothing."),
-      ] : error ? h("p.muted.plain-text", sentence(error.message)) : skeleton()))));
-}
+const logCard = (logs, refusal) => h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "Log"),
+  refusal ? h("p.muted.plain-text", sentence(refusal)) : null,
+  h("div.grid2", Object.entries(logs).map(([stream, { value, error }]) => h("div.log", { key: stream },
+    h("h3", stream), value ? [
+      value.total > LOG_BYTES ? h("p.muted.plain-text", `The last ${bytes(LOG_BYTES)} of ${bytes(value.total)}.`) : null,
+      value.text ? h("div.log-text", { tabindex: "0", role: "region", "aria-label": `End of ${stream}` },
+        h("pre", value.text)) : h("p.muted.plain-text", "Nothing."),
+    ] : error ? h("p.muted.plain-text", sentence(error.message)) : skeleton()))));

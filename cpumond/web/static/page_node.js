@@ -80,10 +80,8 @@ function ledger(n) {
   }));
 }
 
-function graph(history, marks) {
-  return {
-    ...axis(history, marks), title: "CPU in cores", format: formatCores, height: 240,
-    series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
-      line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
-  };
-}
+const graph = (history, marks) => ({
+  ...axis(history, marks), title: "CPU in cores", format: formatCores, height: 240,
+  series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
+    line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
+});

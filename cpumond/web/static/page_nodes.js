@@ -67,9 +67,7 @@ const capacity = (node) => node.capacity.cpu ?? 0;
 const ordered = (node) => node.ordered_cores ?? null;
 const used = (node) => node.used_cores ?? null;
 
-function coresBar(value, node, color) {
-  return value === null ? "–" : bar(capacity(node) ? value / capacity(node) : 0, columnCores(value), { color });
-}
+const coresBar = (value, node, color) => (value === null ? "–" : bar(capacity(node) ? value / capacity(node) : 0, columnCores(value), { color }));
 
 const COLUMNS = [
   { key: "id", width: 170, narrow: 130, title: "Node", value: (n) => n.id, cell: (n) => h("a", { href: to("nodes", n.id), title: n.id }, n.id) },

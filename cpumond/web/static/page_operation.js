@@ -100,32 +100,30 @@ function turnText({ forecast, shown_state: state, suspended, jobs }) {
 
 // ---- overview
 
-function overview({ operation: o, history, idle, marks, newest }, app) {
-  return [
-    isHindered(o) ? turn(o, idle, app, h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?")) : null,
-    h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
-      o.alias ? ["Alias", o.alias] : null,
-      ["User", o.user],
-      ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
-      o.finish_time ? ["Ended", time(o.finish_time)] : null,
-      o.forecast?.end_p50 ? ["Ends", predicted(o.forecast, "end")] : null,
-      ["Jobs", describeJobs(o.jobs)],
-      newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
-      ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
-      o.is_gang ? ["Gang", "yes: its jobs start all together or not at all, and its fair share is its whole demand or nothing"] : null,
-      ...o.incarnations.slice(-1).map((incarnation) => ["Incarnation", `${incarnation.id}, since ${time(incarnation.at)}${incarnation.reason ? `: ${incarnation.reason.replaceAll("_", " ")}` : ""}`]),
-      ...o.retried.slice(-3).map((note) => ["Retry rule", note]),
-      o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
-      o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job requested"],
-      o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs yield to all others"] : null,
-    ])),
-    ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
-    h("div.heading", { key: "range" }, h("h2", "Over time"),
-      o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null ? DAY_S : 0)),
-    graphs(o, history, marks),
-    tasks(o),
-  ];
-}
+const overview = ({ operation: o, history, idle, marks, newest }, app) => [
+  isHindered(o) ? turn(o, idle, app, h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?")) : null,
+  h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
+    o.alias ? ["Alias", o.alias] : null,
+    ["User", o.user],
+    ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
+    o.finish_time ? ["Ended", time(o.finish_time)] : null,
+    o.forecast?.end_p50 ? ["Ends", predicted(o.forecast, "end")] : null,
+    ["Jobs", describeJobs(o.jobs)],
+    newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
+    ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
+    o.is_gang ? ["Gang", "yes: its jobs start all together or not at all, and its fair share is its whole demand or nothing"] : null,
+    ...o.incarnations.slice(-1).map((incarnation) => ["Incarnation", `${incarnation.id}, since ${time(incarnation.at)}${incarnation.reason ? `: ${incarnation.reason.replaceAll("_", " ")}` : ""}`]),
+    ...o.retried.slice(-3).map((note) => ["Retry rule", note]),
+    o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
+    o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job requested"],
+    o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs yield to all others"] : null,
+  ])),
+  ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
+  h("div.heading", { key: "range" }, h("h2", "Over time"),
+    o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null ? DAY_S : 0)),
+  graphs(o, history, marks),
+  tasks(o),
+];
 
 function describeJobs(jobs) {
   const ended = Object.entries({ failed: jobs.failed, aborted: jobs.aborted, lost: jobs.lost }).filter(([, value]) => value);
@@ -171,35 +169,31 @@ function graphs(o, history, marks) {
       line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3")] })));
 }
 
-function tasks(o) {
-  return h("section.card", { key: "tasks", "aria-labelledby": "tasks" }, h("h2", { id: "tasks" }, "Tasks"), table({
-    caption: "Tasks and the states of their ended jobs", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
-      { title: "Task", cell: (t) => t.name },
-      { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
-      { title: "Requests per job", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 })
-        + (t.memory_reserve ? ` (${amounts({ memory: t.memory_reserve })} reserved)` : "") },
-      ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: capital(name), align: "right",
-        cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
-      { title: "Command", cell: (t) => h("code.long", { title: commandOf(t) }, commandOf(t)) },
-    ],
-  }));
-}
+const tasks = (o) => h("section.card", { key: "tasks", "aria-labelledby": "tasks" }, h("h2", { id: "tasks" }, "Tasks"), table({
+  caption: "Tasks and the states of their ended jobs", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
+    { title: "Task", cell: (t) => t.name },
+    { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
+    { title: "Requests per job", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 })
+      + (t.memory_reserve ? ` (${amounts({ memory: t.memory_reserve })} reserved)` : "") },
+    ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: capital(name), align: "right",
+      cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
+    { title: "Command", cell: (t) => h("code.long", { title: commandOf(t) }, commandOf(t)) },
+  ],
+}));
 
 const commandOf = (task) => (Array.isArray(task.command) ? task.command.join(" ") : task.command ?? "");
 
 // ---- why
 
-function why({ operation: o, why: answer, idle }, app) {
-  return [
-    o.finish_time === null ? turn(o, idle, app) : h("section.card", { key: "all" }, lines(answer.lines)),
-    ...answer.trees.map((part) => h("section.card", { key: `tree-${part.tree}` },
-      h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`),
-      part.path.length ? way(o, part) : null, h("details", h("summary", "Line by line"), lines(part.lines)))),
-    o.finish_time === null && answer.lines.length > 1 ? h("section.card", { key: "all" }, h("h2", "What happened to it"), lines(answer.lines.slice(1))) : null,
-    preempted("Its preempted jobs", answer.preempted, "Operation"),
-    preempted("Jobs preempted for it", answer.preempted_for_it, "For"),
-  ];
-}
+const why = ({ operation: o, why: answer, idle }, app) => [
+  o.finish_time === null ? turn(o, idle, app) : h("section.card", { key: "all" }, lines(answer.lines)),
+  ...answer.trees.map((part) => h("section.card", { key: `tree-${part.tree}` },
+    h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`),
+    part.path.length ? way(o, part) : null, h("details", h("summary", "Line by line"), lines(part.lines)))),
+  o.finish_time === null && answer.lines.length > 1 ? h("section.card", { key: "all" }, h("h2", "What happened to it"), lines(answer.lines.slice(1))) : null,
+  preempted("Its preempted jobs", answer.preempted, "Operation"),
+  preempted("Jobs preempted for it", answer.preempted_for_it, "For"),
+];
 
 // Spaces at the beginning of a line are its indentation.
 const lines = (texts) => h("ul.why", texts.map((text) => h("li", { style: { "margin-left": `${text.search(/\S|$/) / 2}em` } }, withoutIds(text))));
@@ -226,9 +220,7 @@ function way(o, part) {
   ];
 }
 
-function preempted(title, records, without) {
-  return records.length ? h("section.part", { key: title }, h("h2", title), preemptionsTable(title, records, {}, { without: [without, "Lost"] })) : null;
-}
+const preempted = (title, records, without) => (records.length ? h("section.part", { key: title }, h("h2", title), preemptionsTable(title, records, {}, { without: [without, "Lost"] })) : null);
 
 // ---- jobs
 

@@ -75,20 +75,18 @@ function groupsSection({ groups, inside, open, trees }, app) {
     })), app));
 }
 
-function groupBody(group, inside, app) {
-  return [
-    table({
-      caption: `Operations: ${group.why}`, rows: inside.operations, rowKey: (o) => o.id, stacked: true, empty: "No operations any more.", columns: [
-        { title: "Operation", cell: titleLink }, { title: "Pool", cell: poolLinks }, { title: "User", cell: (o) => o.user },
-        { title: "State", cell: (o) => [stateBadge(o), startsIn(o.forecast)] },
-        { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
-        { title: "Started", align: "right", cell: (o) => time(o.start_time) },
-      ],
-    }),
-    h("p.flat", h("button", { type: "button", onclick: () => ask(app, { tree: group.tree || null, cause: group.cause, state: null }) },
-      inside.total > inside.operations.length ? `Show all ${number(inside.total, 6)} in the list below` : "Show only these in the list below")),
-  ];
-}
+const groupBody = (group, inside, app) => [
+  table({
+    caption: `Operations: ${group.why}`, rows: inside.operations, rowKey: (o) => o.id, stacked: true, empty: "No operations any more.", columns: [
+      { title: "Operation", cell: titleLink }, { title: "Pool", cell: poolLinks }, { title: "User", cell: (o) => o.user },
+      { title: "State", cell: (o) => [stateBadge(o), startsIn(o.forecast)] },
+      { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
+      { title: "Started", align: "right", cell: (o) => time(o.start_time) },
+    ],
+  }),
+  h("p.flat", h("button", { type: "button", onclick: () => ask(app, { tree: group.tree || null, cause: group.cause, state: null }) },
+    inside.total > inside.operations.length ? `Show all ${number(inside.total, 6)} in the list below` : "Show only these in the list below")),
+];
 
 export const titleLink = (o) => operationLink(o.id, nameOf(o));
 
@@ -171,17 +169,13 @@ function shareBar(operation, name, color) {
   return bar(ratio, share(ratio, resource), { color });
 }
 
-export function stateBadge(operation) {
-  return [badge(operation.shown_state, TONES[operation.shown_state] ?? ""), operation.suspended ? [" ", badge("suspended", "warn")] : null];
-}
+export const stateBadge = (operation) => [badge(operation.shown_state, TONES[operation.shown_state] ?? ""), operation.suspended ? [" ", badge("suspended", "warn")] : null];
 
-function partState(operation) {
-  return parts(operation).map((part) => {
-    const text = describePart(part);
-    return text ? [" ", h("a", { href: to("operations", operation.id, { tab: "why" }), title: "Why?" },
-      badge(text.replace(/^cannot start: /, ""), part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn"))] : null;
-  });
-}
+const partState = (operation) => parts(operation).map((part) => {
+  const text = describePart(part);
+  return text ? [" ", h("a", { href: to("operations", operation.id, { tab: "why" }), title: "Why?" },
+    badge(text.replace(/^cannot start: /, ""), part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn"))] : null;
+});
 
 // Why it can never start, its place in the queue, or that it starves; "" for none of these.
 export function describePart(part) {

@@ -160,16 +160,14 @@ function graphs(history, marks, type, orchid, row, app) {
     h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume."));
 }
 
-function shareGraph(shared, history) {
-  return h("section.card", { key: "graph-share", "aria-label": "Allocated, demand and guarantee" }, chart("share", {
-    title: "Allocated and demand against the guarantee, percent of the tree",
-    ...shared, format: percent,
-    series: [
-      line(history, "usage_ratio", "allocated", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
-      line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
-    ],
-  }));
-}
+const shareGraph = (shared, history) => h("section.card", { key: "graph-share", "aria-label": "Allocated, demand and guarantee" }, chart("share", {
+  title: "Allocated and demand against the guarantee, percent of the tree",
+  ...shared, format: percent,
+  series: [
+    line(history, "usage_ratio", "allocated", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+    line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
+  ],
+}));
 
 function volumeGraph(shared, history, type, orchid, row, app) {
   const isAlone = isVolumeAlone(history);
@@ -211,17 +209,15 @@ function volumeSentence(type, orchid, row) {
   return parts.filter(Boolean).join(" ");
 }
 
-function coresGraph(shared, history) {
-  return h("section.card", { key: "graph-cores", "aria-label": "CPU" }, chart("cores", {
-    title: "CPU of its jobs, cores",
-    ...shared, format: cores,
-    series: [
-      line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
-      line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
-      line(history, "waiting_cores", "waiting", "--c4", { dash: true }), line(history, "held_cores", "idle while work waits", "--c5"),
-    ],
-  }));
-}
+const coresGraph = (shared, history) => h("section.card", { key: "graph-cores", "aria-label": "CPU" }, chart("cores", {
+  title: "CPU of its jobs, cores",
+  ...shared, format: cores,
+  series: [
+    line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
+    line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
+    line(history, "waiting_cores", "waiting", "--c4", { dash: true }), line(history, "held_cores", "idle while work waits", "--c5"),
+  ],
+}));
 
 // --- what is below and in it -----------------------------------------------------------------------------------------
 

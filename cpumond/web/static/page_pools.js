@@ -33,10 +33,7 @@ export function poolRows(answer) {
   return rows;
 }
 
-export function starvationBadge(status) {
-  if (status === "aggressively_starving") return badge("aggressively starving", "bad");
-  return status === "starving" ? badge("starving", "warn") : null;
-}
+export const starvationBadge = (status) => (status === "aggressively_starving" ? badge("aggressively starving", "bad") : status === "starving" ? badge("starving", "warn") : null);
 
 const most = (value, limit) => `${short(value)} / ${short(limit)}`;
 

@@ -91,18 +91,16 @@ export function preemptionsTable(caption, rows, titles, { empty, without = [] })
 
 const poolLink = (tree, pool) => h("a.long", { href: to("pools", tree, pool), title: pool }, pool);
 
-function columns(titles) {
-  return [
-    { title: "When", cell: (r) => time(r.at) },
-    { title: "Kind", cell: (r) => h("span", { title: KINDS[r.kind]?.[1] },
-      badge(kindWord(r.kind), r.kind === "preempted" || r.kind === "overcommit" ? "warn" : "")) },
-    { title: "Operation", cell: (r) => operationLink(r.operation_id, titles[r.operation_id]) },
-    { title: "Pool", cell: (r) => poolLink(r.tree, r.pool) },
-    { title: "Job", cell: (r) => h("a", { title: r.job_id, href: to("operations", r.operation_id, "jobs", r.job_id) }, "job") },
-    { title: "Node", cell: (r) => h("a.long", { href: to("nodes", r.node_id), title: r.node_id }, r.node_id) },
-    { title: "For", cell: (r) => (r.preemptor_operation_id
-      ? h("span", operationLink(r.preemptor_operation_id, titles[r.preemptor_operation_id]), r.preemptor_pool ? [" in ", poolLink(r.tree, r.preemptor_pool)] : null) : "–") },
-    { title: "Why", cell: (r) => h("span.sentence", withoutIds(r.why, titles), h("span.muted", ` (freed ${amounts(r.freed)})`)) },
-    { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours of work to be repeated" }, hours(r.lost_core_seconds)) },
-  ];
-}
+const columns = (titles) => [
+  { title: "When", cell: (r) => time(r.at) },
+  { title: "Kind", cell: (r) => h("span", { title: KINDS[r.kind]?.[1] },
+    badge(kindWord(r.kind), r.kind === "preempted" || r.kind === "overcommit" ? "warn" : "")) },
+  { title: "Operation", cell: (r) => operationLink(r.operation_id, titles[r.operation_id]) },
+  { title: "Pool", cell: (r) => poolLink(r.tree, r.pool) },
+  { title: "Job", cell: (r) => h("a", { title: r.job_id, href: to("operations", r.operation_id, "jobs", r.job_id) }, "job") },
+  { title: "Node", cell: (r) => h("a.long", { href: to("nodes", r.node_id), title: r.node_id }, r.node_id) },
+  { title: "For", cell: (r) => (r.preemptor_operation_id
+    ? h("span", operationLink(r.preemptor_operation_id, titles[r.preemptor_operation_id]), r.preemptor_pool ? [" in ", poolLink(r.tree, r.preemptor_pool)] : null) : "–") },
+  { title: "Why", cell: (r) => h("span.sentence", withoutIds(r.why, titles), h("span.muted", ` (freed ${amounts(r.freed)})`)) },
+  { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours of work to be repeated" }, hours(r.lost_core_seconds)) },
+];

@@ -40,11 +40,9 @@ function chosenLength() {
   return LENGTHS.some(([length]) => length === asked) ? asked : USUAL_S;
 }
 
-function lengthField(app) {
-  return h("div.field", h("label", { for: "savings-length" }, "The last"),
-    h("select", { id: "savings-length", value: String(chosenLength()), onchange: (event) => ask(app, { since_s: event.target.value }) },
-      LENGTHS.map(([length, text]) => h("option", { value: String(length), key: length }, text))));
-}
+const lengthField = (app) => h("div.field", h("label", { for: "savings-length" }, "The last"),
+  h("select", { id: "savings-length", value: String(chosenLength()), onchange: (event) => ask(app, { since_s: event.target.value }) },
+    LENGTHS.map(([length, text]) => h("option", { value: String(length), key: length }, text))));
 
 function showTree(tree, found, isNamed, app) {
   const [root] = tree.total;

@@ -27,9 +27,7 @@ export const whatIf = {
   ],
 };
 
-function card(title, text, content) {
-  return h("section.card", { key: title, "aria-label": title }, h("h2", title), h("p.muted.flat", text), content);
-}
+const card = (title, text, content) => h("section.card", { key: title, "aria-label": title }, h("h2", title), h("p.muted.flat", text), content);
 
 const POOL = {
   create(node, props) {

@@ -18,6 +18,7 @@ export function openPalette(pages) {
   let timer = 0;
   let asked = null;
   let problem = "";
+  const pagesThatFit = (text) => pages.filter(([name]) => name.toLowerCase().includes(text)).map(([name, href]) => ({ kind: "page", name, href }));
   const status = h("p.hidden-text", { role: "status" });
   let list = h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "Results" });
   const input = h("input", {
@@ -28,10 +29,6 @@ export function openPalette(pages) {
   const dialog = openDialog("Go to", form, [], () => { clearTimeout(timer); asked?.abort(); });
   dialog.classList.add("palette");
   show(pagesThatFit(""));
-
-  function pagesThatFit(text) {
-    return pages.filter(([name]) => name.toLowerCase().includes(text)).map(([name, href]) => ({ kind: "page", name, href }));
-  }
 
   function ask() {
     clearTimeout(timer);
@@ -97,6 +94,4 @@ async function operations(text, signal) {
   return list.map((each) => ({ kind: `operation, ${each.state}, of ${each.user}`, name: each.title || each.id, href: to("operations", each.id) }));
 }
 
-async function nodes(text, signal) {
-  return (await findNames("node", text, { signal, limit: OF_EACH })).map(({ id }) => ({ kind: "node", name: id, href: to("nodes", id) }));
-}
+const nodes = async (text, signal) => (await findNames("node", text, { signal, limit: OF_EACH })).map(({ id }) => ({ kind: "node", name: id, href: to("nodes", id) }));

@@ -39,8 +39,6 @@ export const mayOn = (rights, tree, pool, ...permissions) => {
 export const firstWith = (pools, permission) => (pools ? [ROOT, ...Object.keys(pools)].find((pool) => pools[pool]?.includes(permission)) : ROOT);
 
 // A button for something that may be refused: `reason` is why, "" where it is allowed.
-export function guarded(label, act, { reason = "", tone = "" } = {}) {
-  return h("button", {
-    type: "button", class: tone || null, title: reason || null, "aria-disabled": reason ? "true" : null, onclick: reason ? () => {} : act,
-  }, label);
-}
+export const guarded = (label, act, { reason = "", tone = "" } = {}) => h("button", {
+  type: "button", class: tone || null, title: reason || null, "aria-disabled": reason ? "true" : null, onclick: reason ? () => {} : act,
+}, label);

@@ -14,9 +14,7 @@ export function parse(hash = location.hash) {
   return { parts: where.split("/").filter(Boolean).map(decode), query: new URLSearchParams(search) };
 }
 
-export function currentQuery() {
-  return parse().query;
-}
+export const currentQuery = () => parse().query;
 
 // This page's address with other parts of the query; null removes one.
 export function hrefWith(changes) {

@@ -52,9 +52,7 @@ const KIND = {
 //   version,                                        // another one: cells are drawn again though rows and columns are the same
 //   onrows: rows => ...})                           // called with the rows that are in the page, when others are
 // `narrow`: the width in a narrow window. `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
-export function bigTable(key, props) {
-  return island(KIND, key, props);
-}
+export const bigTable = (key, props) => island(KIND, key, props);
 
 function state(props) {
   const query = currentQuery();
@@ -275,9 +273,7 @@ function put(body, row, before) {
   settle(row);
 }
 
-function spacer(height, width, key) {
-  return h("tr.spacer", { key: `\u001f${key}`, "aria-hidden": "true" }, h("td", { colspan: width, style: { height: `${height}px` } }));
-}
+const spacer = (height, width, key) => h("tr.spacer", { key: `\u001f${key}`, "aria-hidden": "true" }, h("td", { colspan: width, style: { height: `${height}px` } }));
 
 function makeRow(node, index) {
   const { props } = node;
@@ -309,9 +305,7 @@ function fold(node, key, isOpen) {
 }
 
 // A title that sorts; `order`: ascending or descending, null where the table is sorted by another one.
-export function sortButton(title, order, onclick) {
-  return h("button.sort", { type: "button", onclick }, title, h("span.arrow", { "aria-hidden": "true" }, { ascending: " ↑", descending: " ↓" }[order]));
-}
+export const sortButton = (title, order, onclick) => h("button.sort", { type: "button", onclick }, title, h("span.arrow", { "aria-hidden": "true" }, { ascending: " ↑", descending: " ↓" }[order]));
 
 // A short table, all rows in the page: {caption, columns as above, rows, rowKey, empty}. `sorted` of a column: the text of
 // its aria-sort, where the page sorts.
@@ -328,9 +322,7 @@ export function table({ caption, columns, rows, rowKey, empty = "None.", stacked
 }
 
 // Name and value, one below the other: [[name, node], ...]
-export function facts(rows) {
-  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", label(name)), h("dd", value ?? "–"))));
-}
+export const facts = (rows) => h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", label(name)), h("dd", value ?? "–"))));
 
 // More than has room in half of a narrow window.
 const isLong = (value) => [value].flat().some((part) => (part instanceof Node ? part.textContent : String(part ?? "")).length > SHORT_TEXT);
@@ -346,15 +338,11 @@ export function bar(ratio, text, { mark = null, color = "--c1" } = {}) {
 export const operationLink = (id, title) => h("a.long", { href: to("operations", id), title: title ? `${title}, ${id}` : id }, title || `without title, ${id.slice(0, 8)}`);
 
 // Buttons of which one is chosen: [[value, text, help], ...]; `choose` is called with the value of the one that is pressed.
-export function choiceButtons(label, choices, chosen, choose) {
-  return h("div.ranges", { key: label, role: "group", "aria-label": label }, choices.map(([value, text, title]) =>
-    h("button.choice", { type: "button", key: value, title, "aria-pressed": String(value === chosen), onclick: () => choose(value) }, text)));
-}
+export const choiceButtons = (label, choices, chosen, choose) => h("div.ranges", { key: label, role: "group", "aria-label": label }, choices.map(([value, text, title]) =>
+  h("button.choice", { type: "button", key: value, title, "aria-pressed": String(value === chosen), onclick: () => choose(value) }, text)));
 
 // A number above its name.
 export const figure = (value, name, { tag = "div.card", title } = {}) => h(tag, { key: name, title }, h("div.figure-number", value), h("div.figure-name", name));
 
 // A word on a coloured ground. tone: good, warn, bad, or none.
-export function badge(text, tone = "") {
-  return h("span.badge", { class: tone }, text);
-}
+export const badge = (text, tone = "") => h("span.badge", { class: tone }, text);

@@ -67,11 +67,9 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
   return { button, stop, get place() { return place; } };
 }
 
-function progress(done, first, stop) {
-  return h("div.part", { key: "progress" }, first.map((line, index) => h("p.muted.flat", { key: index }, line)),
-    h("div.ahead", { key: "ahead" }, h("progress", { max: "1", value: done, "aria-label": "Simulation" }), h("span.muted", { "aria-hidden": "true" }, `${Math.round(100 * done)} %`),
-      h("button", { type: "button", onclick: stop }, "Cancel")));
-}
+const progress = (done, first, stop) => h("div.part", { key: "progress" }, first.map((line, index) => h("p.muted.flat", { key: index }, line)),
+  h("div.ahead", { key: "ahead" }, h("progress", { max: "1", value: done, "aria-label": "Simulation" }), h("span.muted", { "aria-hidden": "true" }, `${Math.round(100 * done)} %`),
+    h("button", { type: "button", onclick: stop }, "Cancel")));
 
 // An answer of /simulate. Operations that the asker may not read have no id.
 export function drawSimulation(found) {
