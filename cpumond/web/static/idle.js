@@ -22,19 +22,17 @@ export function idleSection(report, app) {
     report.causes.length ? causesTable(report, app) : null);
 }
 
-function causesTable(report, app) {
-  return table({
-    caption: `Obstacles to the use of idle CPU in ${report.pool || report.tree}`, rows: report.causes, rowKey: (cause, index) => `${cause.kind}/${cause.pool}/${index}`, empty: "Nothing.",
-    columns: [
-      { title: "Cores", help: "cores that would be used with this change alone", align: "right", cell: (cause) => cores(cause.cores) },
-      { title: "Obstacle", cell: (cause) => h("code", cause.kind) },
-      { title: "Pool", cell: (cause) => (cause.pool ? h("a.long", { href: to("pools", report.tree, cause.pool) }, cause.pool) : "–") },
-      { title: "Operations", align: "right", cell: (cause) => number(cause.operation_count, 9) },
-      { title: "Why", cell: (cause) => h("span.words", withoutIds(cause.why)) },
-      { title: "Change", cell: (cause) => [h("span.words", withoutIds(cause.change.text)), " ", changeButton(report.tree, cause, app)] },
-    ],
-  });
-}
+const causesTable = (report, app) => table({
+  caption: `Obstacles to the use of idle CPU in ${report.pool || report.tree}`, rows: report.causes, rowKey: (cause, index) => `${cause.kind}/${cause.pool}/${index}`, empty: "Nothing.",
+  columns: [
+    { title: "Cores", help: "cores that would be used with this change alone", align: "right", cell: (cause) => cores(cause.cores) },
+    { title: "Obstacle", cell: (cause) => h("code", cause.kind) },
+    { title: "Pool", cell: (cause) => (cause.pool ? h("a.long", { href: to("pools", report.tree, cause.pool) }, cause.pool) : "–") },
+    { title: "Operations", align: "right", cell: (cause) => number(cause.operation_count, 9) },
+    { title: "Why", cell: (cause) => h("span.words", withoutIds(cause.why)) },
+    { title: "Change", cell: (cause) => [h("span.words", withoutIds(cause.change.text)), " ", changeButton(report.tree, cause, app)] },
+  ],
+});
 
 export function changeButton(tree, cause, app) {
   const { commands, shell, text } = cause.change;

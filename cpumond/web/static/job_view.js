@@ -163,8 +163,6 @@ const isSame = (a, b) => a === b || (isKnown(a) && isKnown(b) && Math.abs(a - b)
 
 // ---- options
 
-function optionsCard(e) {
-  return h("section.card", { key: "options", "aria-labelledby": "options" },
-    h("h2", { id: "options" }, h("code", "job-cpu-monitor"), " in force on this node"),
-    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", formatOption(name, value).slice(0, MAX_OPTION))])));
-}
+const optionsCard = (e) => h("section.card", { key: "options", "aria-labelledby": "options" },
+  h("h2", { id: "options" }, h("code", "job-cpu-monitor"), " in force on this node"),
+  facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", formatOption(name, value).slice(0, MAX_OPTION))])));

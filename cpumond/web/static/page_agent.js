@@ -37,15 +37,13 @@ export const agentJobs = {
 export const agentJob = {
   title: ({ job }) => `Job ${job}`,
   load: ({ job }, { signal }) => get(path`/jobs/${job}/explain`, { signal }),
-  view(e, _, app) {
-    return [
-      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/" }, "Jobs"), h("span.mono", e.job_id)),
-      h("div.heading", h("h1", `Job ${e.job_id}`), badge(e.status, TONES[e.status] ?? "")),
-      e.operation_id ? h("p.plain-text", "Operation ", h("span.mono", e.operation_id)) : null,
-      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, 0)),
-      ...jobView(e, e.job_id, app),
-    ];
-  },
+  view: (e, _, app) => [
+    h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/" }, "Jobs"), h("span.mono", e.job_id)),
+    h("div.heading", h("h1", `Job ${e.job_id}`), badge(e.status, TONES[e.status] ?? "")),
+    e.operation_id ? h("p.plain-text", "Operation ", h("span.mono", e.operation_id)) : null,
+    h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, 0)),
+    ...jobView(e, e.job_id, app),
+  ],
 };
 
 const isOnlyWatched = (job) => job.mode === "shadow" && !job.refused && !job.unlimited;

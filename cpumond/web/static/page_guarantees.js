@@ -49,10 +49,7 @@ export const guarantees = {
   },
 };
 
-function withGuarantee(pool, cores) {
-  if (cores === undefined) return pool;
-  return { ...pool, options: { ...pool.options, strong_guarantee_resources: { ...pool.options?.strong_guarantee_resources, cpu: cores } } };
-}
+const withGuarantee = (pool, cores) => (cores === undefined ? pool : { ...pool, options: { ...pool.options, strong_guarantee_resources: { ...pool.options?.strong_guarantee_resources, cpu: cores } } });
 
 const guaranteeOf = (pool) => pool.options?.strong_guarantee_resources?.cpu ?? 0;
 

@@ -50,14 +50,9 @@ export const node = {
   },
 };
 
-function describeCordon({ user, at, why, drain }) {
-  return `${drain ? "drained" : "cordoned"} by ${user} ${formatSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", and the jobs on it are stopped" : ""}${why ? ` (${why})` : ""}`;
-}
+const describeCordon = ({ user, at, why, drain }) => `${drain ? "drained" : "cordoned"} by ${user} ${formatSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", and the jobs on it are stopped" : ""}${why ? ` (${why})` : ""}`;
 
-function describeOvercommits(n) {
-  if (n.overcommitted_s !== null) return `for ${formatSpan(n.overcommitted_s)} now`;
-  return n.overcommit_count ? `not now; ${count(n.overcommit_count, "time")} since the start of the scheduler` : "never";
-}
+const describeOvercommits = (n) => (n.overcommitted_s !== null ? `for ${formatSpan(n.overcommitted_s)} now` : n.overcommit_count ? `not now; ${count(n.overcommit_count, "time")} since the start of the scheduler` : "never");
 
 // What the node has, and what takes it.
 function ledger(n) {

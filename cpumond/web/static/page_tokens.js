@@ -16,16 +16,14 @@ export const tokens = {
     const [me, list] = await Promise.all([get("/me", { signal }), get("/tokens", { signal })]);
     return { me, list: list.tokens };
   },
-  view({ me, list }, _, app) {
-    return [
-      h("div.heading", h("h1", "Tokens"), h("div.actions", guarded("New token", () => openNew(me, app),
-        { tone: "primary", reason: me.is_open ? "Every user of this host may do everything here: tokens can be created only where users are authenticated." : "" }))),
-      h("section.card", { "aria-label": "You" }, facts([
-        ["You are", me.user], ["Groups", (me.groups ?? []).join(", ") || "none"], ["Administrator", me.is_admin ? "yes: may do everything" : "no"],
-      ])),
-      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There are no tokens. Create one here or with cpumond token create.", columns: columns(app) }),
-    ];
-  },
+  view: ({ me, list }, _, app) => [
+    h("div.heading", h("h1", "Tokens"), h("div.actions", guarded("New token", () => openNew(me, app),
+      { tone: "primary", reason: me.is_open ? "Every user of this host may do everything here: tokens can be created only where users are authenticated." : "" }))),
+    h("section.card", { "aria-label": "You" }, facts([
+      ["You are", me.user], ["Groups", (me.groups ?? []).join(", ") || "none"], ["Administrator", me.is_admin ? "yes: may do everything" : "no"],
+    ])),
+    table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There are no tokens. Create one here or with cpumond token create.", columns: columns(app) }),
+  ],
 };
 
 const columns = (app) => [

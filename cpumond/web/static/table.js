@@ -310,16 +310,14 @@ export const sortButton = (title, order, onclick) => h("button.sort", { type: "b
 // A short table, all rows in the page: {caption, columns as above, rows, rowKey, empty}. `sorted` of a column: the text of
 // its aria-sort, where the page sorts.
 // `stacked`: in a narrow window the cells of a row stand below each other.
-export function table({ caption, columns, rows, rowKey, empty = "None.", stacked = false }) {
-  return h("div.table", { class: stacked ? "stacked" : null }, h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
-    h("table", h("caption.hidden-text", caption),
-      h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", "aria-sort": column.sorted }, label(column.title, column.help))))),
-      h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row, index) : index }, columns.map((column, position) =>
-        h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row",
-          "data-label": stacked && position && typeof column.title === "string" ? column.title : null },
-          column.cell ? column.cell(row) : String(column.value(row) ?? "–")))))
-        : h("tr", h("td.muted", { colspan: columns.length }, empty))))));
-}
+export const table = ({ caption, columns, rows, rowKey, empty = "None.", stacked = false }) => h("div.table", { class: stacked ? "stacked" : null }, h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
+  h("table", h("caption.hidden-text", caption),
+    h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", "aria-sort": column.sorted }, label(column.title, column.help))))),
+    h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row, index) : index }, columns.map((column, position) =>
+      h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row",
+        "data-label": stacked && position && typeof column.title === "string" ? column.title : null },
+        column.cell ? column.cell(row) : String(column.value(row) ?? "–")))))
+      : h("tr", h("td.muted", { colspan: columns.length }, empty))))));
 
 // Name and value, one below the other: [[name, node], ...]
 export const facts = (rows) => h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", label(name)), h("dd", value ?? "–"))));
