@@ -16,6 +16,7 @@ export class Refusal extends Error {
 export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0, standby: null, waitingSince: null };
 let waiting = 0;
 
+const SAME_ORIGIN = { cache: "no-store", credentials: "same-origin" };
 const SAME_CLOCK_MS = 2000;
 const MAX_PLAN = 500; // characters of a header
 
@@ -71,14 +72,8 @@ async function exchange(method, path, body, { signal, timeout = 20000, isText = 
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, {
-      method,
-      headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
-      cache: "no-store",
-      credentials: "same-origin",
-      signal: signal ? AbortSignal.any([signal, AbortSignal.timeout(timeout)]) : AbortSignal.timeout(timeout),
-    });
+    const ends = [signal, AbortSignal.timeout(timeout)].filter(Boolean);
+    response = await fetch(path, { ...SAME_ORIGIN, method, headers, body: JSON.stringify(body), signal: AbortSignal.any(ends) });
   } catch (error) {
     if (signal?.aborted) throw error;
     fail("the server does not answer");
@@ -126,8 +121,7 @@ export async function stream(where, body, take, signal) {
   let response;
   try {
     response = await fetch(`/api/v1${where}`, {
-      method: "POST", headers: { ...authorization(), "Content-Type": "application/json" }, body: JSON.stringify(body),
-      cache: "no-store", credentials: "same-origin", signal,
+      ...SAME_ORIGIN, method: "POST", headers: { ...authorization(), "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
     });
     if (response.ok) await readLines(response.body, take);
   } catch (error) {
@@ -184,6 +178,12 @@ export function query(values) {
   const chosen = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const text = new URLSearchParams(chosen).toString();
   return text ? `?${text}` : "";
+}
+
+// What a page shows in place of an object that is not there: {missing: the server's sentence}; other errors stay errors.
+export function orMissing(error) {
+  if (error.status !== 404) throw error;
+  return { missing: error.message };
 }
 
 export const get = (where, options) => request("GET", `/api/v1${where}`, undefined, options);

@@ -196,10 +196,7 @@ class App {
       const refused = error && error.status !== 0 && error.status !== 401;
       return h("div.page", { key: this.where }, refused ? complain(error) : null, page.view(data, params, this));
     }
-    if (error && error.status === 401) {
-      return h("div.page", { key: this.where }, h("p", "You need a token to see this. "),
-        h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
-    }
+    if (error?.status === 401) return h("div.page", { key: this.where }, h("p", "You need a token to see this. "), h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
     if (error) return h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
     return skeleton({ key: this.where });
   }
@@ -308,10 +305,7 @@ class App {
     if (this.offered !== token) return;
     closeDialogs();
     this.offered = "";
-    if (refusal) {
-      this.askToken(refusal);
-      return;
-    }
+    if (refusal) return this.askToken(refusal);
     const problem = h("p.error", { role: "alert" });
     const dialog = openDialog("Sign in",
       [h("p", "Sign in as ", h("strong", user), " with the token of this link?"),

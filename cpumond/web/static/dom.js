@@ -165,10 +165,7 @@ function findLike(here, next) {
 
 // Moves a child among its siblings; an element in it that has the focus keeps it.
 function move(node, child, before) {
-  if (node.moveBefore && node.isConnected) {
-    node.moveBefore(child, before);
-    return;
-  }
+  if (node.moveBefore && node.isConnected) return node.moveBefore(child, before);
   const focused = child.contains(document.activeElement) ? document.activeElement : null;
   node.insertBefore(child, before);
   focused?.focus({ preventScroll: true });
@@ -201,6 +198,5 @@ export function openDialog(title, body, buttons, onclose) {
 // Moves the focus to the element that opened the dialog; where that is gone, to the beginning of the page.
 function returnFocus(opener) {
   const isThere = opener?.isConnected && opener !== document.body;
-  const place = isThere ? opener : document.querySelector("main h1") ?? document.querySelector("main");
-  place.focus({ preventScroll: true });
+  (isThere ? opener : document.querySelector("main h1") ?? document.querySelector("main")).focus({ preventScroll: true });
 }

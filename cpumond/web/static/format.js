@@ -38,14 +38,9 @@ export const percent = (ratio) => (ratio === null || ratio === undefined || Numb
 export const share = (ratio, resource) => (resource && resource !== "cpu" ? `${percent(ratio)} (by ${resource.replace("user_slots", "job slots")})` : percent(ratio));
 
 export function bytes(value) {
-  if (value === null || value === undefined) return NONE;
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let index = 0;
-  while (value >= 1024 && index < units.length - 1) {
-    value /= 1024;
-    index += 1;
-  }
-  return `${number(value, 3)} ${units[index]}`;
+  let power = 0;
+  for (; value >= 1024 && power < 5; power += 1) value /= 1024;
+  return isKnown(value) ? `${number(value, 3)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : NONE;
 }
 
 export function duration(seconds) {

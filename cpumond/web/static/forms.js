@@ -99,9 +99,7 @@ export function readJson(text, what) {
   } catch (error) {
     throw new Refusal(422, { error: `${what} is not JSON: ${error.message}` });
   }
-  if (typeof value !== "object" || value === null || Array.isArray(value)) {
-    throw new Refusal(422, { error: `${what} must be a JSON object, such as {"weight": 2}` });
-  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Refusal(422, { error: `${what} must be a JSON object, such as {"weight": 2}` });
   return value;
 }
 
@@ -131,16 +129,12 @@ export function openForm(title, form, label, work, { app, done, tone = "primary"
     form.clear();
     const answer = await during(dialog, form, work);
     if (answer === null) return;
-    if (done) {
-      done(answer, dialog);
-      return;
-    }
+    if (done) return done(answer, dialog);
     dialog.close();
     app.reload();
   };
   const go = h("button", { type: "submit", form: FORM, class: tone }, label);
-  const dialog = openDialog(title, h("form", { id: FORM, onsubmit: submit }, before, form.inputs.size ? form.element : null, form.general, after),
-    [...buttons, go], onclose);
+  const dialog = openDialog(title, h("form", { id: FORM, onsubmit: submit }, before, form.inputs.size ? form.element : null, form.general, after), [...buttons, go], onclose);
   return dialog;
 }
 

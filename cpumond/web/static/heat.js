@@ -115,14 +115,8 @@ const KIND = {
 function update(node, props) {
   const chosen = node.cells?.[node.at]?.node.id;
   node.props = props;
-  const groups = new Map();
-  for (const each of props.nodes) {
-    const name = props.groupOf(each);
-    if (!groups.has(name)) groups.set(name, []);
-    groups.get(name).push(each);
-  }
   const collate = new Intl.Collator(undefined, { numeric: true }).compare;
-  node.groups = [...groups].sort(([a], [b]) => collate(a, b)).map(([name, nodes]) => [name, nodes.sort((a, b) => collate(a.id, b.id))]);
+  node.groups = [...Map.groupBy(props.nodes, props.groupOf)].sort(([a], [b]) => collate(a, b)).map(([name, nodes]) => [name, nodes.sort((a, b) => collate(a.id, b.id))]);
   node.cells = node.groups.flatMap(([group, nodes]) => nodes.map((each) => ({ node: each, group })));
   node.at = Math.max(node.cells.findIndex((cell) => cell.node.id === chosen), 0);
   draw(node);

@@ -151,9 +151,8 @@ export function rangeButtons(app, longestS = Infinity) {
 
 // A time as a field for it has it, by the browser's clock.
 function localTime(at) {
-  const two = (value) => String(value).padStart(2, "0");
   const date = new Date(1000 * at);
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}T${[date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":")}`;
+  return new Date(date - 60000 * date.getTimezoneOffset()).toISOString().slice(0, 19);
 }
 
 function ownRange(span, app) {
@@ -170,10 +169,7 @@ function ownRange(span, app) {
     const form = event.currentTarget;
     const [from, to] = ["from", "to"].map((name) => new Date(form.elements[name].value).getTime() / 1000);
     app.local.rangeProblem = from < to ? null : "The end is not after the beginning: choose a later one.";
-    if (app.local.rangeProblem) {
-      app.redraw();
-      return;
-    }
+    if (app.local.rangeProblem) return app.redraw();
     form.closest("details").open = false;
     showSpan(from, to);
   } }, field("from", "From", begin), field("to", "To", end), h("button", { type: "submit" }, "Show"),

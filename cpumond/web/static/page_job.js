@@ -100,11 +100,8 @@ function jobFacts(j) {
 
 function cpuTime(j) {
   if (!isKnown(j.cpu_seconds)) return "not known yet";
-  const parts = [`${number(j.cpu_seconds, 4)} core-seconds used`];
-  if (j.reclaimed_cpu_seconds) parts.push(`${number(j.reclaimed_cpu_seconds, 4)} reclaimed`);
-  if (j.throttled_cpu_seconds) parts.push(`${number(j.throttled_cpu_seconds, 4)} throttled`);
-  if (j.late_cpu_seconds) parts.push(`${number(j.late_cpu_seconds, 4)} late`);
-  return parts.join(", ");
+  const others = ["reclaimed", "throttled", "late"].map((name) => [name, j[`${name}_cpu_seconds`]]).filter(([, seconds]) => seconds);
+  return `${number(j.cpu_seconds, 4)} core-seconds used${others.map(([name, seconds]) => `, ${number(seconds, 4)} ${name}`).join("")}`;
 }
 
 // The graphs from the scheduler's history: means over intervals.

@@ -59,9 +59,7 @@ const COLUMNS = [
 ];
 
 const ENDED_COLUMNS = [
-  { title: "Operation", cell: titleLink },
-  { title: "State", cell: stateBadge },
-  { title: "Pool", cell: poolLinks },
+  ...COLUMNS.slice(0, 3),
   { title: "Why", cell: (o) => h("span.sentence", o.error || "–") },
   { title: "Ended", align: "right", cell: (o) => time(o.finish_time) },
   { title: "Took", align: "right", cell: (o) => duration(o.finish_time - o.start_time) },

@@ -5,11 +5,10 @@ import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { step } from "./events.js";
 import { ask, selectFilter, textFilter } from "./filters.js";
-import { chosenFold, folds } from "./folds.js";
 import { amount, count, duration, number, share, time } from "./format.js";
 import { readRights } from "./rights.js";
 import { currentQuery, to } from "./route.js";
-import { badge, bar, operationLink, sortButton, table } from "./table.js";
+import { badge, bar, chosenFold, folds, operationLink, sortButton, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
 const TONES = { running: "good", pending: "warn", waiting: "warn", "cannot start": "bad", failed: "bad", aborted: "warn" };

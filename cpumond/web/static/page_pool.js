@@ -2,7 +2,7 @@
 
 import { accessSection } from "./access.js";
 import { poolActions } from "./actions.js";
-import { get, path, query } from "./api.js";
+import { get, orMissing, path, query } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
@@ -24,45 +24,27 @@ const SEEN_PART = 0.05;
 const TABLE_PERIOD_MS = 4000; // the table of all pools is large where there are many
 const LIVE = ["running", "pending"];
 
-// option -> [unit, where its value in force is in the answer of /orchid]
-const OPTIONS = {
-  weight: ["", "weight"],
-  mode: ["", "mode"],
-  fifo_sort_parameters: ["", "fifo_sort_parameters"],
-  strong_guarantee_resources: ["resources", "effective_strong_guarantee_resources"],
-  resource_limits: ["resources", "resource_limits"],
-  max_share_ratio: ["share", "max_share_ratio"],
-  max_running_operation_count: ["", "max_running_operation_count"],
-  max_operation_count: ["", "max_operation_count"],
-  "integral_guarantees/guarantee_type": ["", "integral_guarantee_type"],
-  "integral_guarantees/resource_flow": ["resources", "specified_resource_flow"],
-  "integral_guarantees/burst_guarantee_resources": ["resources", "specified_burst_guarantee_resources"],
-  forbid_immediate_operations: ["", "forbid_immediate_operations"],
-  create_ephemeral_subpools: ["", "create_ephemeral_subpools"],
-  set_container_cpu_limit: ["", "set_container_cpu_limit"],
-  retry_policy: ["", "retry_policy"],
-  max_retry_memory: ["", "max_retry_memory"],
-  fair_share_starvation_tolerance: ["share", "effective_fair_share_starvation_tolerance"],
-  fair_share_starvation_timeout: ["ms", "effective_fair_share_starvation_timeout"],
-  min_share_preemption_timeout: ["ms", "effective_min_share_preemption_timeout"],
-  fair_share_aggressive_starvation_timeout: ["ms", "effective_fair_share_aggressive_starvation_timeout"],
-  enable_aggressive_starvation: ["", "effective_aggressive_starvation_enabled"],
-  allow_aggressive_preemption: ["", "effective_aggressive_preemption_allowed"],
-  non_preemptible_resource_usage_threshold: ["resources", "effective_non_preemptible_resource_usage_threshold"],
-  min_run_time: ["ms", "effective_min_run_time"],
-  scheduling_tag_filter: ["", "scheduling_tag_filter"],
-};
+// [option, unit, where its value in force is in the answer of /orchid: by the same name, if none is given]
+const OPTIONS = [
+  ["weight"], ["mode"], ["fifo_sort_parameters"],
+  ["strong_guarantee_resources", "resources", "effective_strong_guarantee_resources"],
+  ["resource_limits", "resources"], ["max_share_ratio", "share"], ["max_running_operation_count"], ["max_operation_count"],
+  ["integral_guarantees/guarantee_type", "", "integral_guarantee_type"],
+  ["integral_guarantees/resource_flow", "resources", "specified_resource_flow"],
+  ["integral_guarantees/burst_guarantee_resources", "resources", "specified_burst_guarantee_resources"],
+  ["forbid_immediate_operations"], ["create_ephemeral_subpools"], ["set_container_cpu_limit"], ["retry_policy"], ["max_retry_memory"],
+  ...[["fair_share_starvation_tolerance", "share"], ["fair_share_starvation_timeout", "ms"], ["min_share_preemption_timeout", "ms"],
+    ["fair_share_aggressive_starvation_timeout", "ms"]].map(([option, unit]) => [option, unit, `effective_${option}`]),
+  ["enable_aggressive_starvation", "", "effective_aggressive_starvation_enabled"], ["allow_aggressive_preemption", "", "effective_aggressive_preemption_allowed"],
+  ...[["non_preemptible_resource_usage_threshold", "resources"], ["min_run_time", "ms"]].map(([option, unit]) => [option, unit, `effective_${option}`]),
+  ["scheduling_tag_filter"],
+];
 
 export const pool = {
   async load({ tree, pool: name }, options) {
     const where = path`/trees/${tree}/pools/${name}`;
-    let data;
-    try {
-      data = await get(where, options);
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      return { missing: error.message };
-    }
+    const data = await get(where, options).catch(orMissing);
+    if (data.missing) return data;
     const [orchid, idle, all, history, rights, events, holder, preemptions, marks, waste, ...operations] = await Promise.all([
       get(`${where}/orchid`, options), get(`${path`/trees/${tree}`}/why${query({ pool: data.parent === null ? "" : name })}`, options).catch(() => null), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
       readHistory({ kind: "pool", tree, name }), readRights(tree), readEvents({ tree, pool: data.parent === null ? "" : name }),
@@ -273,7 +255,7 @@ function preemptionsSection(data, answer) {
 const at = (attributes, option) => option.split("/").reduce((value, name) => value?.[name], attributes);
 
 function attributesSection(data, orchid) {
-  const rows = Object.entries(OPTIONS).map(([option, [unit, name]]) => ({ option, unit, own: at(data.attributes, option), inForce: orchid[name] }))
+  const rows = OPTIONS.map(([option, unit = "", name = option]) => ({ option, unit, own: at(data.attributes, option), inForce: orchid[name] }))
     .filter(({ own, inForce }) => own !== undefined || isTold(inForce));
   return h("section.card", { key: "attributes", "aria-labelledby": "attributes-title" }, h("h2", { id: "attributes-title" }, "Attributes"),
     table({

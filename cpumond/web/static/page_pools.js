@@ -1,6 +1,6 @@
 // The pools of a tree below each other.
 
-import { get, path } from "./api.js";
+import { get, orMissing, path } from "./api.js";
 import { poolsActions } from "./actions.js";
 import { chosenColumns, columnMenu, sameColumns } from "./columns.js";
 import { h } from "./dom.js";
@@ -49,12 +49,8 @@ function nameCell(row) {
     row.is_ephemeral ? h("span.hidden-text", ", ephemeral") : null);
 }
 
-function guaranteeText(row) {
-  const parts = [];
-  if (row.strong_guarantee_ratio) parts.push(share(row.strong_guarantee_ratio, row.strong_guarantee_resource));
-  if (row.flow_ratio) parts.push(`flow ${percent(row.flow_ratio)}`);
-  return parts.join(" + ") || "–";
-}
+const guaranteeText = (row) => [row.strong_guarantee_ratio && share(row.strong_guarantee_ratio, row.strong_guarantee_resource), row.flow_ratio && `flow ${percent(row.flow_ratio)}`]
+  .filter(Boolean).join(" + ") || "–";
 
 const integralText = ({ integral_type: type }) => (type === "none" ? "" : type ?? "");
 
@@ -123,20 +119,12 @@ export const pools = {
     const list = await loadTrees(options);
     const name = tree ?? (list.default_tree || list.trees[0]?.name);
     if (name === undefined) return { list };
-    try {
-      const [answer, rights] = await Promise.all([loadPoolTable(name, options), readRights(name)]);
-      return { list, name, answer, rights };
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      return { list, name, missing: error.message };
-    }
+    const found = await Promise.all([loadPoolTable(name, options), readRights(name)]).then(([answer, rights]) => ({ answer, rights }), orMissing);
+    return { list, name, ...found };
   },
 
   view({ list, name, answer, rights, missing }, params, app) {
-    if (name === undefined) {
-      return h("div.page", h("div.heading", h("h1", "Pools")),
-        h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."));
-    }
+    if (name === undefined) return h("div.page", h("div.heading", h("h1", "Pools")), h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."));
     if (missing) return h("div.page", h("div.heading", h("h1", "Pools"), treeSelector(list, name)), h("p.error", { role: "alert" }, missing));
     const tree = list.trees.find((each) => each.name === name);
     const rows = poolRows(answer);
@@ -152,12 +140,7 @@ export const pools = {
   title: ({ tree }) => (tree ? `Pools of ${tree}` : "Pools"),
 };
 
-function totals(total) {
-  const parts = [`${cores(total.cpu ?? 0)} cores`];
-  if (total.gpu) parts.push(count(total.gpu, "GPU"));
-  if (total.user_slots) parts.push(count(total.user_slots, "slot"));
-  return parts.join(", ");
-}
+const totals = ({ cpu = 0, gpu, user_slots: slots }) => [`${cores(cpu)} cores`, gpu && count(gpu, "GPU"), slots && count(slots, "slot")].filter(Boolean).join(", ");
 
 function treeSelector(list, name) {
   const isKnown = list.trees.some((tree) => tree.name === name);

@@ -3,10 +3,9 @@
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { ask, textFilter } from "./filters.js";
-import { chosenFold, folds } from "./folds.js";
 import { amount, amounts, count, hours as coreHours, number, time, withoutIds } from "./format.js";
 import { currentQuery, to } from "./route.js";
-import { badge, operationLink, table } from "./table.js";
+import { badge, chosenFold, folds, operationLink, table } from "./table.js";
 
 const KINDS = {
   preempted: ["preempted", "A pool or operation below its share needed the resources"],

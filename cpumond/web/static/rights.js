@@ -13,9 +13,7 @@ const RIGHTS_MS = 10000;
 let trees = { at: 0, of: null, value: null };
 
 export async function loadTrees(options) {
-  if (trees.of !== session() || Date.now() - trees.at > TREES_KEPT_MS) {
-    trees = { of: session(), value: await get("/trees", options), at: Date.now() };
-  }
+  if (trees.of !== session() || Date.now() - trees.at > TREES_KEPT_MS) trees = { of: session(), value: await get("/trees", options), at: Date.now() };
   return trees.value;
 }
 

@@ -1,7 +1,7 @@
 // A table of any length: only the rows in view are in the page. Sorts, filters, folds; the URL has the user's choices.
 
-import { drop, h, island, morph, settle } from "./dom.js";
-import { count } from "./format.js";
+import { drop, h, island, morph, settle, skeleton } from "./dom.js";
+import { count, number } from "./format.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { label } from "./tips.js";
 
@@ -166,13 +166,7 @@ function arrange(props, { sort, descending, find, closed }) {
       }
     }
   }
-  const children = new Map();
-  for (const row of props.rows) {
-    if (wanted && !wanted.has(props.rowKey(row))) continue;
-    const parent = props.parentKey(row);
-    if (!children.has(parent)) children.set(parent, []);
-    children.get(parent).push(row);
-  }
+  const children = Map.groupBy(wanted ? props.rows.filter((row) => wanted.has(props.rowKey(row))) : props.rows, props.parentKey);
   if (order) for (const list of children.values()) list.sort(order);
   const shown = [];
   const stack = (children.get(null) ?? []).slice().reverse().map((row) => [row, 0]);
@@ -228,9 +222,7 @@ function drawRows(node) {
   if (first > 0) rows.push(spacer(first * ROW_PX, width, "above"));
   for (let index = first; index < last; index += 1) rows.push(makeRow(node, index));
   if (last < shown.length) rows.push(spacer((shown.length - last) * ROW_PX, width, "below"));
-  if (!shown.length) {
-    rows.push(h("tr", { key: "empty" }, h("td.muted", { colspan: width }, props.rows.length ? "Nothing matches." : props.empty ?? "None.")));
-  }
+  if (!shown.length) rows.push(h("tr", { key: "empty" }, h("td.muted", { colspan: width }, props.rows.length ? "Nothing matches." : props.empty ?? "None.")));
   const hadFocus = node.body.contains(document.activeElement);
   node.body = morph(node.body, h("tbody", rows));
   // The element that had the focus is gone: without this the focus would go to the beginning of the page.
@@ -247,10 +239,7 @@ function show(node, first, last) {
 function scrollRows(node) {
   const [first, last] = findRows(node);
   if (first === node.first && last === node.last) return;
-  if (first >= node.last || last <= node.first || !node.shown.length) {
-    drawRows(node);
-    return;
-  }
+  if (first >= node.last || last <= node.first || !node.shown.length) return drawRows(node);
   const { body, shown, props: { columns } } = node;
   const isSpacer = (row) => row?.classList.contains("spacer");
   if (isSpacer(body.firstChild)) body.firstChild.remove();
@@ -344,3 +333,24 @@ export const figure = (value, name, { tag = "div.card", title } = {}) => h(tag, 
 
 // A word on a coloured ground. tone: good, warn, bad, or none.
 export const badge = (text, tone = "") => h("span.badge", { class: tone }, text);
+
+// ---- lines that can be unfolded, one at a time; the open one is in the URL as `open`
+
+export const chosenFold = () => currentQuery().get("open");
+
+// rows: [{key, count, words, amounts: [text | null], body: () => nodes, or null while they are not loaded}]
+export function folds(label, rows, app) {
+  const open = chosenFold();
+  return h("ul.folds", { "aria-label": label }, rows.map(({ key, count: all, words, amounts, body }) => {
+    const isOpen = key === open;
+    const totals = amounts.filter(Boolean).join(" · ");
+    return h("li", { key },
+      h("button.fold-line", { type: "button", "aria-expanded": String(isOpen), onclick: () => {
+        setQuery({ open: isOpen ? null : key });
+        app.redraw();
+        if (!isOpen) app.reload();
+      } }, h("span.arrow", { "aria-hidden": "true" }, isOpen ? "▾" : "▸"), h("span.count", number(all, 6)), " ",
+        h("span.words", words), totals ? [" ", h("span.amounts", totals)] : null),
+      isOpen ? h("div.fold-body", body() ?? skeleton()) : null);
+  }));
+}
