@@ -306,14 +306,9 @@ class PlayedNode:
         """One heartbeat, whose answer is not obeyed."""
         self.sequence += 1
         body = {
-            "node_id": self.id,
-            "incarnation": self.incarnation,
-            "sequence": self.sequence,
-            "sent_at": 0.0,
-            "cpu_capacity": self.cpu,
-            "jobs": list(self.jobs.values()),
-            "finished_jobs": list(self.finished.values()),
-        }
+            "node_id": self.id, "incarnation": self.incarnation, "sequence": self.sequence, "sent_at": 0.0,
+            "cpu_capacity": self.cpu, "jobs": [*self.jobs.values()], "finished_jobs": [*self.finished.values()],
+        }  # fmt: skip
         return self.scheduler.request("POST", "heartbeats", body)
 
     def beat(self) -> dict[str, Any]:
@@ -323,18 +318,9 @@ class PlayedNode:
         answer: dict[str, Any] = response.json()
         assert answer["accepted"], answer
         for order in answer["start"]:
-            self.jobs.setdefault(
-                order["job_id"],
-                {
-                    "job_id": order["job_id"],
-                    "operation_id": order["operation_id"],
-                    "task": order["task"],
-                    "cpu_limit": order["cpu_limit"],
-                    "current_cpu_limit": order["cpu_limit"],
-                    "memory": order["memory_limit"],
-                    "from_scheduler": True,
-                },
-            )
+            told = {name: order[name] for name in ("job_id", "operation_id", "task", "cpu_limit")}
+            limits = {"current_cpu_limit": order["cpu_limit"], "memory": order["memory_limit"]}
+            self.jobs.setdefault(order["job_id"], {**told, **limits, "from_scheduler": True})
         for order in answer["stop"]:
             self.end(order["job_id"], "aborted", reason=order["why"])
         for job_id in answer["acknowledged"]:
@@ -343,8 +329,8 @@ class PlayedNode:
             self.send_log(request)
         for request in answer["requests"]:
             self.requests.append(request)
-            told = {"node_id": self.id, "request_id": request["request_id"], **self.replies[request["kind"]]}
-            self.scheduler.post("replies", told)
+            reply = {"node_id": self.id, "request_id": request["request_id"], **self.replies[request["kind"]]}
+            self.scheduler.post("replies", reply)
         return answer
 
     def send_log(self, request: dict[str, Any]) -> None:
@@ -364,14 +350,9 @@ class PlayedNode:
         """A job ends; the next heartbeat says so."""
         job = self.jobs.pop(job_id, None)
         if job is not None:
-            self.finished[job_id] = {
-                "job_id": job_id,
-                "operation_id": job["operation_id"],
-                "task": job["task"],
-                "state": state,
-                "exit_code": {"completed": 0, "failed": 1}.get(state),
-                **facts,
-            }
+            told = {name: job[name] for name in ("job_id", "operation_id", "task")}
+            code = {"completed": 0, "failed": 1}.get(state)
+            self.finished[job_id] = {**told, "state": state, "exit_code": code, **facts}
 
     def jobs_of(self, operation_id: str) -> list[str]:
         """The ids of an operation's jobs here."""

@@ -179,6 +179,14 @@ def test_every_default_keeps_to_its_schema():
 # ---- the site
 
 
+ODD_TITLES = (
+    "of two\nlines\tand a tab", "red \x1b[31m and \x1b[2J gone\x07", "x" * 900,
+    "תרגול של מודל \u202egnp.exe\u202c", "大規模言語モデルの訓練" * 5,
+    "👩\u200d🚀 e\u0301 \u200b", "xx\x1b[2J",
+)  # fmt: skip
+"""None of their signs moves the cursor."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
@@ -199,6 +207,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         wait_until(lambda: node.beat() and len(node.jobs) == 3, "three jobs")
         node.beat()
         job, job2, _ = node.jobs
+        for title in ODD_TITLES:
+            server.start("small", title=title, cpu_limit=0.1)
         spare, spare2 = server.start("small", title="short"), server.start("small", job_count=99)
         server.ask("PATCH", f"{pools}/small", {"edits": [{"path": ["weight"], "value": 3}]})
         trace, tree = directory / "trace.csv", directory / "tree.json"
@@ -296,6 +306,7 @@ def check_terminal(name: str, case: Case, names: dict[str, str], environment: di
         text = without_colour(shown)
         if case.prints_file:
             continue
+        assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
         longest = max(map(width, [word for word in text.split() if len(word) > columns] or [""]))
         # A word that is longer than a line may be indented, and so may one that only its indentation makes too long.
         too_long = [
@@ -402,40 +413,9 @@ def test_all_columns_are_there_with_wide_and_some_are_told_to_be_left_out(site, 
     wide, _ = on_terminal(["operation", "list", "--wide"], 80, environment)
     assert WIDE_TITLE.strip() in wide
     assert "left out" not in wide
+    # What can be printed is shown as it is, even where something beside it cannot.
+    assert all(text in wide for text in ("of two\\nlines", "תרגול", "\\u202egnp.exe"))
     assert "demand" in wide.split("\n")[0]
-
-
-ODD_TITLES = {
-    "newline": "of two\nlines\tand a tab", "escape": "red \x1b[31m and \x1b[2J gone\x07", "long": "x" * 900,
-    "rtl": "תרגול של מודל \u202egnp.exe\u202c", "wide": "大規模言語モデルの訓練" * 5,
-    "joined": "👩\u200d🚀 e\u0301 \u200b", "twin": "xx\x1b[2J",
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """An environment with a scheduler of operations with odd titles, and the id of each."""
-    with LiveScheduler(tmp_path_factory.mktemp("odd")) as server:
-        ids = {name: server.start("p", title=title, cpu_limit=0.1) for name, title in ODD_TITLES.items()}
-        server.wait_for_update()
-        yield terminal_environment(server.url), ids
-
-
-@pytest.mark.parametrize("columns", [80, 40])
-def test_titles_of_any_signs_move_no_cursor_and_fit_lists(odd, columns):
-    environment, ids = odd
-    for words in ("operation list", "top --cluster --once", "events", f"operation show {ids['rtl']}"):
-        shown, code = on_terminal(words.split(), columns, environment)
-        assert code == 0, shown
-        text = without_colour(shown)
-        assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
-        if words.startswith(("operation list", "top")):
-            assert [line for line in text.split("\n") if width(line) > columns] == []
-            assert columns < 80 or "of two\\n" in text
-        if words.startswith("operation show"):
-            # What can be printed is shown as it is, even where something beside it cannot.
-            assert "תרגול" in text
-            assert "\\u202e" in text
 
 
 # ---- names by their beginning

@@ -224,44 +224,6 @@ def test_of_two_that_find_the_lead_free_one_leads(database: str, monkeypatch: py
         assert one.renew(1, 60.0)
 
 
-# ---- sessions that end, and a server that is killed, while somebody writes
-
-
-def test_sessions_ended_at_any_moment_lose_and_tear_nothing(database: str) -> None:
-    end = (
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
-    with contextlib.closing(PostgresArbiter(database)) as arbiter:
-        assert arbiter.take("a:1", 100.0)
-        with contextlib.closing(arbiter.open_store(1)) as store:
-            over = threading.Event()
-
-            def terminate() -> None:
-                while not over.wait(0.05):
-                    with contextlib.suppress(psycopg.Error):
-                        run_sql(database, end)
-
-            thread = threading.Thread(target=terminate)
-            thread.start()
-            try:
-                for number in range(1, 150):
-                    value = b"%d" % number
-                    store.write([Change("k", "a", value), Change("k", "b", value), Change("k", f"{number}", value)])
-            finally:
-                over.set()
-                thread.join()
-            held = wait_until(lambda: _read(store))
-    assert held["a"] == held["b"] == b"149"
-    assert len(held) == 151
-
-
-def _read(store: Store) -> dict[str, bytes]:
-    with contextlib.suppress(StoreError):
-        return content(store)
-    return {}
-
-
 # ---- the log
 
 

@@ -79,23 +79,17 @@ def test_pools_are_made_shown_changed_and_removed(server, cpumond):
     assert [pool["name"] for pool in cpumond.json("pool", "list")["pools"]] == ["<Root>", "daily"]
 
 
-@pytest.fixture
-def guarded(server: LiveScheduler, cpumond: Shell) -> None:
-    """Pools: one of each kind of guarantee, one with an operation, one in a pool with one, and a plain one."""
+def pool_names(cpumond: Shell) -> set[str]:
+    return {pool["name"] for pool in cpumond.json("pool", "list")["pools"]} - {"<Root>"}
+
+
+def test_what_has_guarantees_or_operations_is_not_removed_unasked(server, cpumond):
     cpumond("pool", "create", "strong", "strong_guarantee_resources={cpu=4}")
     cpumond("pool", "create", "flowing", "guarantee_type=relaxed", "resource_flow={cpu=4}")
     cpumond("pool", "create", "top")
     cpumond("pool", "create", "busy", "--parent", "top")
     cpumond("operation", "start", "--pool", "busy", "--", "sleep", "60")
     cpumond("pool", "create", "plain", "weight=3", "strong_guarantee_resources={cpu=0}")
-
-
-def pool_names(cpumond: Shell) -> set[str]:
-    return {pool["name"] for pool in cpumond.json("pool", "list")["pools"]} - {"<Root>"}
-
-
-@pytest.mark.usefixtures("guarded")
-def test_what_has_guarantees_or_operations_is_not_removed_unasked(cpumond):
     before = pool_names(cpumond)
     for words, held in (
         (("pool", "remove", "strong"), "guarantees"),

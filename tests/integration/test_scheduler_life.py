@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,39 +58,32 @@ def test_a_damaged_database_and_one_in_use_are_refused_and_kept(scheduler, tmp_p
 
 def test_the_end_waits_for_requests_and_loses_nothing(scheduler):
     scheduler.start()
-    acknowledged: list[str] = []
-    strange: list[str] = []
     begun = threading.Barrier(5)
 
-    def write(thread: int) -> None:
-        with scheduler.new_client() as client:
-            for number in range(10_000):
-                name = f"p{thread}-{number}"
-                try:
-                    answer = client.post("/api/v1/trees/default/pools", json={"name": name})
-                except httpx2.TransportError:
-                    break
+    def write(thread: int) -> tuple[list[str], list[str]]:
+        acknowledged, strange = [], []
+        with scheduler.new_client() as client, contextlib.suppress(httpx2.TransportError):
+            for name in (f"p{thread}-{number}" for number in range(10_000)):
+                answer = client.post("/api/v1/trees/default/pools", json={"name": name})
                 if answer.status_code == 201:
                     acknowledged.append(name)
                 elif answer.status_code != 503:
                     strange.append(answer.text)
-                if number == 5:
+                if name.endswith("-5"):
                     begun.wait(100)
+        return acknowledged, strange
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    begun.wait(100)
-    assert scheduler.stop() == 0
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    assert strange == []
+    with ThreadPoolExecutor(4) as threads:
+        done = [threads.submit(write, number) for number in range(4)]
+        begun.wait(100)
+        assert scheduler.stop() == 0
+        acknowledged, strange = (set().union(*each) for each in zip(*(each.result(100) for each in done), strict=True))
+    assert strange == set()
     assert "Traceback" not in scheduler.log()
     scheduler.start()
     kept = {pool["name"] for pool in scheduler.get("trees/default/pools")["pools"]}
     assert len(acknowledged) >= 24
-    assert set(acknowledged) <= kept
+    assert acknowledged <= kept
 
 
 def test_a_client_that_does_not_read_its_answer_does_not_hold_the_end_up(scheduler):
@@ -101,17 +95,11 @@ def test_a_client_that_does_not_read_its_answer_does_not_hold_the_end_up(schedul
         assert scheduler.stop() == 0
 
 
-def write_tokens(scheduler: SchedulerProcess, mode: int = 0o600) -> Path:
-    path = scheduler.directory / "tokens"
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    path.write_text(f"# who may come in\nanna:{digest}:admin\n")
-    path.chmod(mode)
-    return path
-
-
 def test_who_has_no_token_is_told_so_by_yt_and_no_token_is_logged(scheduler):
     """Which requests need one is in the table of ``test_access_table.py``."""
-    path = write_tokens(scheduler)
+    path = scheduler.directory / "tokens"
+    path.touch(0o600)
+    path.write_text(f"# who may come in\nanna:{hashlib.sha256(TOKEN.encode()).hexdigest()}:admin\n")
     scheduler.write_config(api=f'tokens_file = "{path}"')
     scheduler.start()
     for token, said in (("", "a token is needed"), (UNKNOWN_TOKEN, "the token is unknown")):

@@ -64,26 +64,14 @@ def furnish_hostile(site: Site) -> None:
         c.create_pool(name)
     c.post("/api/v1/trees", {"name": TREE, "attributes": {"nodes_filter": "nowhere"}})
     shout = f"echo {shlex.quote(HOSTILE)}; echo {LONG}; echo {shlex.quote(HOSTILE)} >&2; sleep 1000"
-    task = {
-        "command": "true",
-        "job_count": 1,
-        "cpu_limit": 0.1,
-        "memory_limit": 16 * 2**20,
-        "environment": {"A": HOSTILE},
-    }
-    ids["hostile"] = c.post(
-        "/api/v1/operations",
-        {
-            "spec": {
-                "pool": MARKUP, "title": f"{HOSTILE} {LONG}", "alias": f"*{HOSTILE}", "started_by": {"a": HOSTILE},
-                "tasks": {MARKUP: {**task, "command": shout}},
-            }
-        },
-    )["id"]  # fmt: skip
+    task = {"command": "true", "job_count": 1, "cpu_limit": 0.1, "memory_limit": 2**24, "environment": {"A": HOSTILE}}
+    named = {"title": f"{HOSTILE} {LONG}", "alias": f"*{HOSTILE}", "started_by": {"a": HOSTILE}}
+    spec = {"pool": MARKUP, **named, "tasks": {MARKUP: {**task, "command": shout}}}
+    ids["hostile"] = c.post("/api/v1/operations", {"spec": spec})["id"]
     ids["odd"] = c.start_operation(ODD, "sleep 1000", cpu_limit=0.1, title=LONG)
     # For which a pool is made that is called as its user.
     ids["of a long user"] = site.ask(
-        "POST", "/api/v1/operations", {"spec": {"tasks": {"main": {**task, "command": "true"}}}},
+        "POST", "/api/v1/operations", {"spec": {"tasks": {"main": task}}},
         **{"X-YT-User-Name": "w" * 100},
     )["id"]  # fmt: skip
     ids["aborted"] = c.start_operation(MARKUP, "sleep 1000", cpu_limit=0.1, title=MARKUP)
