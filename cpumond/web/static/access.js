@@ -8,7 +8,6 @@ import { badge, facts, table } from "./table.js";
 
 const PERMISSIONS = ["read", "use", "modify_children", "write", "administer", "manage", "read_secrets"];
 const MODES = { object_and_descendants: "here and below", object_only: "here alone", descendants_only: "below alone" };
-const NEW_ENTRY = { action: "allow", subjects: [], permissions: ["use"] };
 
 const modeOf = (entry) => entry.inheritance_mode ?? "object_and_descendants";
 
@@ -50,7 +49,7 @@ function openAccess(holder, tree, pool, app) {
   ]);
   let entries = (attributes.acl ?? []).map(makeEntry);
   const place = h("div.entries");
-  const add = h("button", { type: "button", onclick: () => { entries.push(makeEntry(NEW_ENTRY)); draw(); place.lastChild.querySelector("select").focus(); } }, "Add an entry");
+  const add = h("button", { type: "button", onclick: () => { entries.push(makeEntry({ action: "allow", subjects: [], permissions: ["use"] })); draw(); place.lastChild.querySelector("select").focus(); } }, "Add an entry");
   const list = { inputs: switches.inputs, element: [switches.element, place, add], general: switches.general, clear, refuse };
   openForm(isTree ? `Access list of the tree ${tree}` : `Access list of pool ${pool}`, list, "Save", save, { app });
   draw();

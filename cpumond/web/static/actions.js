@@ -275,14 +275,9 @@ function openStart(app, pool) {
     { done, after: ahead.place, buttons: [ahead.button], onclose: () => ahead.stop() });
 
   function read() {
-    const spec = { ...readJson(form.value("others"), "the specification") };
-    for (const key of ["pool", "title"]) if (form.value(key) !== null) spec[key] = form.value(key);
-    const task = {};
-    for (const key of ["command", "job_count", "cpu_limit", "memory_limit"]) if (form.value(key) !== null) task[key] = form.value(key);
-    spec.tasks ??= { main: task };
-    const monitor = { enable_cpu_reclaim: form.value("enable_cpu_reclaim") };
-    if (form.value("min_cpu_limit") !== null) monitor.min_cpu_limit = form.value("min_cpu_limit");
-    spec.job_cpu_monitor ??= monitor;
+    const spec = { ...readJson(form.value("others"), "the specification"), ...form.given(["pool", "title"]) };
+    spec.tasks ??= { main: form.given(["command", "job_count", "cpu_limit", "memory_limit"]) };
+    spec.job_cpu_monitor ??= form.given(["enable_cpu_reclaim", "min_cpu_limit"]);
     return spec;
   }
 

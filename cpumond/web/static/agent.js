@@ -7,10 +7,6 @@ import { agentJob, agentJobs } from "./page_agent.js";
 installKeys();
 
 start({
-  name: "cpumond agent",
-  menu: [["Jobs", "#/", ["", "jobs"]]],
-  pages: [
-    [[], agentJobs],
-    [["jobs", "*job"], agentJob],
-  ],
+  name: "cpumond agent", menu: [["Jobs", "#/", ["", "jobs"]]],
+  pages: [[[], agentJobs], [["jobs", "*job"], agentJob]],
 });

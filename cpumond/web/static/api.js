@@ -146,8 +146,7 @@ async function readLines(body, take) {
 // `sentences`: of the plan of a stage, which is in words already.
 function describePlan({ changes, effects, warnings, sentences }) {
   const moved = (effects ?? []).filter((effect) => effect.changed.length).map(({ kind, name }) => `${kind} ${name}`);
-  const text = (sentences ?? [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings]).join("; ");
-  return text.slice(0, MAX_PLAN).replace(/[^ -~]/g, "?");
+  return (sentences ?? [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings]).join("; ").slice(0, MAX_PLAN).replace(/[^ -~]/g, "?");
 }
 
 // The Date header has whole seconds: half a second is added on average.
@@ -175,8 +174,7 @@ function answered() {
 export const path = (parts, ...names) => parts.reduce((text, part, index) => text + encodeURIComponent(names[index - 1]) + part);
 
 export function query(values) {
-  const chosen = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const text = new URLSearchParams(chosen).toString();
+  const text = new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "")).toString();
   return text ? `?${text}` : "";
 }
 

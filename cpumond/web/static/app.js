@@ -100,8 +100,7 @@ class App {
 
   find(parts) {
     for (const [pattern, page] of this.options.pages) {
-      const last = pattern[pattern.length - 1] ?? "";
-      const isOpen = last.startsWith("*");
+      const isOpen = pattern.at(-1)?.startsWith("*");
       if (isOpen ? parts.length < pattern.length : parts.length !== pattern.length) continue;
       const params = {};
       const fits = pattern.every((wanted, index) => {
@@ -242,8 +241,7 @@ class App {
   drawFrame() {
     const first = parse().parts[0] ?? "";
     const old = (from) => Date.now() - from > STALE_MS;
-    const hangs = link.waitingSince !== null && old(link.waitingSince);
-    const failing = hangs || (link.failingSince !== null && old(link.lastAt || link.failingSince));
+    const failing = (link.waitingSince !== null && old(link.waitingSince)) || (link.failingSince !== null && old(link.lastAt || link.failingSince));
     const stuck = !failing && this.health?.status === "stuck";
     // Hidden from screen readers, which would say it each second.
     const silent = (text) => h("span", { "aria-hidden": "true" }, text);

@@ -35,15 +35,12 @@ export function makeCsv(node) {
   return [["time", "seconds since 1970", ...lines.map(({ label }) => field(label))].join(","), ...rows, ""].join("\r\n");
 }
 
-export function saveCsv(node) {
-  save(node, new Blob([makeCsv(node)], { type: "text/csv" }), "csv");
-}
+export const saveCsv = (node) => save(node, new Blob([makeCsv(node)], { type: "text/csv" }), "csv");
 
 // The graph with its title, times, marks and the names of its lines, in the colours that it has now.
 export async function savePng(node) {
   const { plot, props } = node;
-  const style = getComputedStyle(node);
-  const color = (name) => style.getPropertyValue(name).trim();
+  const color = (name) => getComputedStyle(node).getPropertyValue(name).trim();
   const source = plot.ctx.canvas;
   const scale = source.width / plot.width;
   const lines = shownSeries(node);

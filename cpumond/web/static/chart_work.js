@@ -222,12 +222,11 @@ function drawMarks(node) {
   if (!plot || !node.props.times.length || plot.scales.x.min === undefined || plot.scales.x.min === null) return;
   node.groups = groupMarks(node);
   const before = plot.over.offsetLeft;
-  const tones = ["bad", "warn", "good"];
   const heads = node.groups.map((group, index) => {
     const newest = group.marks.at(-1);
     return h("a.mark", {
       key: `${group.marks[0].at} ${group.marks[0].text}`, href: newest.href, "aria-label": sentences(group),
-      class: tones.find((tone) => group.marks.some((mark) => mark.tone === tone)) ?? "",
+      class: ["bad", "warn", "good"].find((tone) => group.marks.some((mark) => mark.tone === tone)) ?? "",
       style: { left: `${(before + group.left).toFixed(1)}px`, "--drop": `${plot.over.offsetTop + plot.over.clientHeight}px` },
       // One stop for the Tab key; the arrow keys go from mark to mark.
       tabindex: index ? "-1" : "0",

@@ -24,8 +24,7 @@ const KINDS = {
   take_over: ["take-over", "warn"], started: ["started"], reload: ["reload"],
 };
 // Refusals are in the audit log alone.
-const TOLD = Object.keys(KINDS).filter((kind) => kind !== "refused");
-export const kindChoices = (kinds = TOLD) => kinds.map((kind) => [kind, KINDS[kind][0]]);
+export const kindChoices = (kinds = Object.keys(KINDS).filter((kind) => kind !== "refused")) => kinds.map((kind) => [kind, KINDS[kind][0]]);
 
 // An answer of /events for a part of a page: `about` is {tree, pool, node, operation}. {value, error, about}; asked for as
 // the address says.
@@ -37,12 +36,10 @@ export async function readEvents(about) {
 
 // `rights`: what readRights() gave.
 export const eventsSection = ({ value, error, about }, rights, app) => h("section.part.events", { key: "events", "aria-labelledby": "events-title" },
-  h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
+  h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", Object.fromEntries(Object.entries(about).filter(([, name]) => name))) }, "more filters")),
   h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
   error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
   value ? eventsTable(value, rights, app) : error ? null : skeleton());
-
-const known = (about) => Object.fromEntries(Object.entries(about).filter(([, name]) => name));
 
 // An answer of /events or /audit as rows with buttons for the parts before and after; `columns` (titles => columns) of the audit log, in place of those of events.
 export function eventsTable({ events, next, titles = {} }, rights, app, columns = COLUMNS) {

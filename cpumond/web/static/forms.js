@@ -40,6 +40,11 @@ export class Form {
     return Number.isFinite(number) ? number : text;
   }
 
+  // The values of these fields, without those that are empty.
+  given(keys = [...this.inputs.keys()]) {
+    return Object.fromEntries(keys.map((key) => [key, this.value(key)]).filter(([, value]) => value !== null));
+  }
+
   clear() {
     this.general.textContent = "";
     for (const [key, [input]] of this.inputs) {

@@ -9,9 +9,6 @@ const MOST_WANTED = 2;
 
 export const chosenUnit = () => (localStorage.getItem(UNIT) === "percent" ? "percent" : "cores");
 
-// Text of an amount of cores, of all that the tree has where percents are chosen.
-const amountOf = (unit, totalCores) => (unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores);
-
 export const unitSwitch = (app) => choiceButtons("Unit of amounts", [["cores", "Cores"], ["percent", "Percent"]], chosenUnit(), (unit) => {
   localStorage.setItem(UNIT, unit);
   app.redraw();
@@ -33,7 +30,7 @@ export const legend = () => h("ul.glance-legend", { "aria-label": "Parts of a ba
   h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "demand beyond the bar"));
 
 function describeRow(row, unit, totalCores) {
-  const amount = amountOf(unit, totalCores);
+  const amount = unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores; // a percentage is of all that the tree has
   const of = unit === "percent" ? " of the tree's CPU" : " cores";
   const parts = [
     `used ${amount(row.used_cores)}`, `allocated ${amount(row.limit_cores)}`, `demanded ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,

@@ -161,8 +161,7 @@ function draw(node) {
   canvas.height = Math.max(layout.height, 1) * ratio;
   canvas.style.setProperty("width", `${width}px`);
   canvas.style.setProperty("height", `${layout.height}px`);
-  const style = getComputedStyle(node);
-  const color = (name) => style.getPropertyValue(name).trim();
+  const color = (name) => getComputedStyle(node).getPropertyValue(name).trim();
   const [text, empty, full, muted, most] = ["--text", "--bar", "--c1", "--muted", "--heat-most"].map(color);
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);

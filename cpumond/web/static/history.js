@@ -48,9 +48,7 @@ export async function remember(name, periodMs, ask, patienceMs = 20000) {
   }
   if (!entry.asking && performance.now() - entry.askedAt >= periodMs) {
     entry.askedAt = performance.now();
-    entry.asking = ask().then((value) => {
-      Object.assign(entry, { value, error: null, at: serverNow() });
-    }, (error) => {
+    entry.asking = ask().then((value) => Object.assign(entry, { value, error: null, at: serverNow() }), (error) => {
       if (!(error instanceof Refusal)) console.error(error);
       entry.error = error;
     }).finally(() => { entry.asking = null; });

@@ -11,11 +11,9 @@ import { markDecisions } from "./marks.js";
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;
 
-const OLD = "The agent of this node is an older version, which reports figures without reasons: upgrade it.";
-
 // All of an explain answer `e`; `key` identifies the job; `marks` are further events of its graphs.
 export const jobView = (e, key, app, marks = []) => [
-  h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || OLD),
+  h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || "The agent of this node is an older version, which reports figures without reasons: upgrade it."),
   jobGraphs(e, key, marks),
   e.peak ? peakCard(e) : votesCard(e),
   decisionsCard(e, app),

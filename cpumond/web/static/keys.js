@@ -13,7 +13,6 @@ const KEYS = [
   ["Escape", "close a dialog"],
   ["← →, Shift, + −", "in a graph: read values, select (Enter zooms), zoom; with the mouse: drag to zoom in, double-click to zoom out"],
 ];
-const SEARCH = "main :is(input[type=search], .filters input)";
 
 // `openPalette`: what Ctrl-K does, null where there is nothing to find.
 export function installKeys(openPalette = null) {
@@ -33,14 +32,12 @@ export function installKeys(openPalette = null) {
 const isTyping = (element) => element.isContentEditable || /^(input|select|textarea)$/i.test(element.nodeName);
 
 function focusSearch(event) {
-  const field = [...document.querySelectorAll(SEARCH)].find((each) => each.checkVisibility());
+  const field = [...document.querySelectorAll("main :is(input[type=search], .filters input)")].find((each) => each.checkVisibility());
   if (!field) return;
   event.preventDefault();
   field.focus();
   field.select();
 }
 
-function openHelp(known) {
-  openDialog("Keys", h("dl.keys", known.map(([keys, text]) => h("div", { key: keys },
-    h("dt", keys.split(", ").map((key, index) => [index ? " " : null, h("kbd", key)])), h("dd", text)))), []);
-}
+const openHelp = (known) => openDialog("Keys", h("dl.keys", known.map(([keys, text]) => h("div", { key: keys },
+  h("dt", keys.split(", ").map((key, index) => [index ? " " : null, h("kbd", key)])), h("dd", text)))), []);

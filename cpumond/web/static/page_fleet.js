@@ -14,7 +14,6 @@ const MAX_GROUPS = 30;
 const EVERY_NODE = "%true";
 const MOST_NAMES = 3;
 const PERIOD_OF_AGENT_MS = 2; // thousands of agents are megabytes
-const ADMINISTRATORS = "Only administrators may set stages.";
 
 export const fleet = {
   title: () => "Fleet",
@@ -24,7 +23,7 @@ export const fleet = {
     return { me, agents: all.agents, stages: rollout.stages };
   },
   view({ me, agents, stages }, _, app) {
-    const reason = me.is_admin ? "" : ADMINISTRATORS;
+    const reason = me.is_admin ? "" : "Only administrators may set stages.";
     const troubled = agents.filter((agent) => problems(agent).length).length;
     const unknown = agents.filter((agent) => !agent.about).length;
     return [
@@ -144,10 +143,8 @@ function openStage(stage, app) {
   const dialog = openDialog(stage ? `Change the stage of ${formatFilter(stage)}` : "New stage", element, [look, apply]);
 
   function read() {
-    const set = Object.fromEntries(["max_late_cores", "max_foreign_writes", "max_errors"].map((key) => [key, form.value(key)]).filter(([, value]) => value !== null));
-    const body = { nodes_filter: form.value("nodes_filter") ?? "", level: form.value("level"), budget: { check_period_s: known.check_period_s, ...set }, why: form.value("why") ?? "" };
-    for (const key of ["canary_ratio", "canary_period_s"]) if (form.value(key) !== null) body[key] = form.value(key);
-    return body;
+    const budget = { check_period_s: known.check_period_s, ...form.given(["max_late_cores", "max_foreign_writes", "max_errors"]) };
+    return { nodes_filter: form.value("nodes_filter") ?? "", level: form.value("level"), budget, why: form.value("why") ?? "", ...form.given(["canary_ratio", "canary_period_s"]) };
   }
 
   async function plan() {

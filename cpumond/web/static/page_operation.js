@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { selectFilter } from "./filters.js";
-import { allAmounts, amount, amounts, capital, count, duration, evenly, jobName, number, percent, share, formatCores, formatOption, formatSpan, time, withoutIds } from "./format.js";
+import { allAmounts, amount, amounts, capital, count, duration, evenly, hasAny, jobName, number, percent, share, formatCores, formatOption, formatSpan, time, withoutIds } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
 import { changeButton } from "./idle.js";
 import { readMarks } from "./marks.js";
@@ -134,8 +134,7 @@ function describeJobs(jobs) {
 function treeCard(o, tree, pool) {
   const part = o.trees[tree];
   const id = `tree-${tree}`;
-  const link = h("a", { href: to("pools", tree, pool) }, pool);
-  const heading = h("h2", { id }, "Pool ", link, " of tree ", h("a", { href: to("pools", tree) }, tree));
+  const heading = h("h2", { id }, "Pool ", h("a", { href: to("pools", tree, pool) }, pool), " of tree ", h("a", { href: to("pools", tree) }, tree));
   if (!part) return h("section.card", { key: id, "aria-labelledby": id }, heading,
     h("p.muted.plain-text", "It has ended and has no share any more."));
   const state = describePart(part);
@@ -147,7 +146,7 @@ function treeCard(o, tree, pool) {
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
       { title: "Allocated resources relative to its fair share" }, percent(part.satisfaction_ratio))],
     ["Status", state ? badge(state, part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn") : starves ? badge(starves, "warn")
-      : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "no demand here" : "no share here")
+      : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(hasAny(part.demand) ? "no share here" : "no demand here")
       : part.scheduling_status === "normal" ? badge("at its fair share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
     ["Jobs here", count(part.job_count, "job")],
     ["Weight", number(part.weight)],
@@ -155,8 +154,6 @@ function treeCard(o, tree, pool) {
     part.scheduling_tag_filter ? ["Only on nodes with", part.scheduling_tag_filter] : null,
   ]));
 }
-
-const asksForNothing = (part) => Object.values(part.demand).every((value) => value === 0);
 
 function graphs(o, history, marks) {
   const shared = { ...axis(history, marks), height: 220 };

@@ -52,8 +52,7 @@ const offsetOf = (chosen) => Math.max(Math.trunc(Number(chosen.get("offset"))) |
 const isFiltered = () => [...FILTERS, "state", "cause"].some((name) => currentQuery().get(name));
 
 function describeCount(list, offset) {
-  const noun = isFiltered() ? "matching operation" : "operation";
-  const all = count(list.total, noun, isFiltered() ? "matching operations" : "operations");
+  const all = count(list.total, isFiltered() ? "matching operation" : "operation");
   if (!list.operations.length || list.operations.length === list.total) return all;
   return `${all}, ${offset + 1} to ${offset + list.operations.length} shown`;
 }

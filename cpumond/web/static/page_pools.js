@@ -60,11 +60,9 @@ function volumeCell(row) {
   return h("span", { title: `${number(row.volume)} of ${number(row.capacity)} share-seconds` }, bar(filled, percent(filled), { color: "--c5" }));
 }
 
-const CELLS = { cores: columnCores, percent: (_, ratio, resource) => share(ratio, resource) };
-
 // An amount is text in the chosen unit above a bar of all that the tree has.
 function makeColumns(unit, totalCores) {
-  const amount = CELLS[unit];
+  const amount = unit === "cores" ? columnCores : (_, ratio, resource) => share(ratio, resource);
   const all = unit === "cores" ? "cores; the bar: of the tree" : "percent of the tree";
   const ratioBar = (value, ratio, resource, options) => bar(ratio ?? 0, amount(value, ratio, resource), options);
   const size = unit === "cores" ? { width: 100, narrow: 76 } : { width: 160, narrow: 140 };
@@ -112,8 +110,6 @@ export function poolTable(key, rows, app, totalCores, more) {
   }));
 }
 
-const parentKey = (row) => row.parent;
-
 export const pools = {
   async load({ tree }, options) {
     const list = await loadTrees(options);
@@ -132,7 +128,7 @@ export const pools = {
       h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", h("a.button", { href: to("guarantees", name) }, "Try guarantees"), poolsActions(name, app, rights))),
       tree?.errors.length ? h("p.note", "Errors that the last update tolerated: ", tree.errors.join("; ")) : null,
       poolTable(`pools-${name}`, rows, app, answer.total.cpu ?? 0, {
-        caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
+        caption: `Pools of the tree ${name}`, parentKey: (row) => row.parent, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
       }),
       h("p.muted", `As of ${time(answer.at)}. Percentages are of the whole tree ${name}: ${totals(answer.total)}.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}${rows.some((row) => row.held_cores >= HELD) ? " ◔: CPU is idle that its operations wait for; see its page." : ""}`));
   },

@@ -83,10 +83,9 @@ const hours = (coreSeconds) => coreHours((coreSeconds ?? 0) / 3600);
 // ---- rows
 
 // Records of preemptions as rows; `without`: titles of columns that are left out.
-export function preemptionsTable(caption, rows, titles, { empty, without = [] }) {
-  const shown = columns(titles).filter(({ title }) => !without.includes(title));
-  return table({ caption, rows, columns: shown, rowKey: (record) => `${record.at}-${record.job_id}-${record.kind}`, stacked: true, empty });
-}
+export const preemptionsTable = (caption, rows, titles, { empty, without = [] }) => table({
+  caption, rows, columns: columns(titles).filter(({ title }) => !without.includes(title)), rowKey: (record) => `${record.at}-${record.job_id}-${record.kind}`, stacked: true, empty,
+});
 
 const poolLink = (tree, pool) => h("a.long", { href: to("pools", tree, pool), title: pool }, pool);
 

@@ -57,8 +57,7 @@ function openNew(me, app) {
     ["note", "Note", "what it is for", "text", ""],
   ]);
   const create = () => {
-    const keys = [...form.inputs.keys()].filter((key) => form.value(key) !== null);
-    const body = Object.fromEntries(keys.map((key) => [key, form.value(key)]));
+    const body = form.given();
     if (typeof body.expires_s === "number") body.expires_s *= DAY_S;
     return send("POST", "/tokens", body);
   };

@@ -84,9 +84,8 @@ export function openPalette(pages) {
 
 async function pools(text, signal) {
   const { trees } = await loadTrees({ signal });
-  const named = await Promise.all(trees.slice(0, TREES).map(async ({ name }) =>
-    (await findNames("pool", text, { tree: name, signal, limit: OF_EACH })).map(({ id }) => ({ kind: trees.length > 1 ? `pool of ${name}` : "pool", name: id, href: to("pools", name, id) }))));
-  return named.flat();
+  return (await Promise.all(trees.slice(0, TREES).map(async ({ name }) =>
+    (await findNames("pool", text, { tree: name, signal, limit: OF_EACH })).map(({ id }) => ({ kind: trees.length > 1 ? `pool of ${name}` : "pool", name: id, href: to("pools", name, id) }))))).flat();
 }
 
 async function operations(text, signal) {

@@ -28,15 +28,12 @@ export function hrefWith(changes) {
 }
 
 // Changes parts of the query; loads nothing. Makes an entry in the browser's history where `isStep`.
-export function setQuery(changes, isStep = false) {
-  history[isStep ? "pushState" : "replaceState"](null, "", hrefWith(changes));
-}
+export const setQuery = (changes, isStep = false) => history[isStep ? "pushState" : "replaceState"](null, "", hrefWith(changes));
 
 // to("pools", "default", {sort: "name"}) -> "#/pools/default?sort=name"
 export function to(...parts) {
   const query = typeof parts[parts.length - 1] === "object" ? parts.pop() : null;
-  const text = query ? `?${new URLSearchParams(query)}` : "";
-  return `#/${parts.map(encodeURIComponent).join("/")}${text}`;
+  return `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${new URLSearchParams(query)}` : ""}`;
 }
 
 // The token of an address #token=TOKEN, "" for any other; it goes out of the address and of the browser's history.

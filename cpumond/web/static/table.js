@@ -147,10 +147,7 @@ function arrange(props, { sort, descending, find, closed }) {
   const column = props.columns.find(({ key }) => key === sort);
   const order = column ? makeOrder(column.value, descending) : null;
   const words = find.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (row) => {
-    const text = props.searchable(row).toLowerCase();
-    return words.every((word) => text.includes(word));
-  };
+  const fits = (row) => words.every((word) => props.searchable(row).toLowerCase().includes(word));
   if (!props.parentKey) {
     const rows = words.length ? props.rows.filter(fits) : props.rows.slice();
     if (order) rows.sort(order);

@@ -4,7 +4,6 @@
 import { h } from "./dom.js";
 import { GLOSSARY } from "./glossary.js";
 
-const MEANT = "[aria-description]";
 const HIDE_MS = 200; // the pointer may go on into the box
 const SPACE_PX = 6;
 const TEXTS = new Map(GLOSSARY.flatMap(([names, text]) => names.toLowerCase().split(", ").map((name) => [name, text])));
@@ -49,7 +48,7 @@ export function watchTips() {
     place();
   };
   const look = ({ target }) => {
-    const node = target instanceof Element ? target.closest(MEANT) : null;
+    const node = target instanceof Element ? target.closest("[aria-description]") : null;
     if (node) show(node);
     else if (box.contains(target)) clearTimeout(timer);
     else if (shown && !shown.matches(":focus-visible")) {
