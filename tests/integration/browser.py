@@ -136,11 +136,11 @@ def page(new_page: Callable[..., Page]) -> Page:
 @pytest.fixture
 def sign(new_page: Callable[..., Page], scheduler: Any) -> Callable[..., Page]:
     """Opens a page of the module's scheduler as somebody whose token is called as the user."""
-    from web_site import open_page, sign_in
+    from web_site import show, sign_in
 
     def open_as(user: str, where: str, **options: Any) -> Page:
         page = sign_in(new_page(**options), user)
-        open_page(page, f"{scheduler.url}/", where)
+        show(page, scheduler, where)
         return page
 
     return open_as

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -150,6 +151,11 @@ class SchedulerProcess:
     def url(self) -> str:
         """Of the running process."""
         return f"http://{self.address}"
+
+    def connect(self) -> socket.socket:
+        """A connection of its own."""
+        host, _, port = self.address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=100)
 
     def new_client(self) -> httpx2.Client:
         """A client of its own."""

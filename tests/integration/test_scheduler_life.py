@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import shutil
 import signal
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,8 +87,7 @@ def test_the_end_waits_for_requests_and_loses_nothing(scheduler):
 
 def test_a_client_that_does_not_read_its_answer_does_not_hold_the_end_up(scheduler):
     scheduler.start()
-    host, port = scheduler.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port))) as idle:
+    with scheduler.connect() as idle:
         idle.sendall(b"POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         scheduler.get("status")
         assert scheduler.stop() == 0
@@ -179,12 +177,11 @@ def test_a_restart_keeps_everything_and_the_jobs_run_on(scheduler):
 def test_the_head_of_a_request_has_a_limit(scheduler):
     scheduler.write_config()
     scheduler.start()
-    host, _, port = scheduler.url.removeprefix("http://").rpartition(":")
     endless = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 100_000_000
-    with socket.create_connection((host, int(port)), timeout=100) as peer, pytest.raises(ConnectionError):
+    with scheduler.connect() as peer, pytest.raises(ConnectionError):
         peer.sendall(endless)
     # What `yt` may send in a header still gets in, again and again on one connection.
-    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=100)) as client:
+    with contextlib.closing(http.client.HTTPConnection(scheduler.address, timeout=100)) as client:
         for _ in range(3):
             client.request("GET", "/api/v4/get_supported_features", headers={"X": "x" * 500_000})
             answer = client.getresponse()

@@ -58,11 +58,6 @@ def honest(
     assert found["growth"] < MAX_GROWTH, found
 
 
-def connect(scheduler: SchedulerProcess) -> socket.socket:
-    host, _, port = scheduler.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=60.0)
-
-
 @contextlib.contextmanager
 def descriptors(count: int) -> Iterator[None]:
     """This process may have so many."""
@@ -118,12 +113,12 @@ def test_pipelined_requests_take_no_memory(scheduler: SchedulerProcess, request_
     """As many as fit are sent in one go, or one after the other, without waiting for answers."""
     for pieces in (50, 1):
         with contextlib.ExitStack() as stack, honest(scheduler, f"pipe-{len(request_bytes)}-{pieces}-{reads}"):
-            connections = [stack.enter_context(connect(scheduler)) for _ in range(50)]
+            connections = [stack.enter_context(scheduler.connect()) for _ in range(50)]
             assert send_for(connections, request_bytes * pieces, ATTACK_S / 2, reads)
 
 
 def test_too_many_pipelined_requests_are_refused_after_those_before(scheduler: SchedulerProcess) -> None:
-    with connect(scheduler) as client:
+    with scheduler.connect() as client:
         client.sendall(head("GET", "/ping") * (MAX_PIPELINED + 20))
         received = b""
         with contextlib.suppress(ConnectionResetError):
@@ -144,7 +139,7 @@ def test_too_many_pipelined_requests_are_refused_after_those_before(scheduler: S
 )
 def test_unfinished_requests_are_bounded_in_all(scheduler: SchedulerProcess, begin: bytes, piece: bytes) -> None:
     with contextlib.ExitStack() as stack, honest(scheduler, f"unfinished-{len(begin)}-{len(piece)}"):
-        connections = [stack.enter_context(connect(scheduler)) for _ in range(300)]
+        connections = [stack.enter_context(scheduler.connect()) for _ in range(300)]
         for each in connections:
             each.sendall(begin)
         for _ in range(15):
@@ -168,7 +163,7 @@ def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: b
     """
     with descriptors(4000), contextlib.ExitStack() as stack:
         stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
-        connections = [stack.enter_context(connect(scheduler)) for _ in range(3000)]
+        connections = [stack.enter_context(scheduler.connect()) for _ in range(3000)]
         assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
 
 
@@ -186,7 +181,7 @@ def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerP
     more = honest(scheduler, "many", max_wait_s=MAX_WAIT_OF_THOUSANDS_S)
     with descriptors(12_000), contextlib.ExitStack() as stack, more:
         for _ in range(10_300):
-            stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
+            stack.enter_context(scheduler.connect()).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
         wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")
         answer = httpx2.get(f"{scheduler.url}/healthz", trust_env=False, verify=False, timeout=60.0)
         assert answer.status_code == 200

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from closed_loop import WAIT_S
-from web_site import QUICK, Site, await_page, dialog, expect, press, run_site, sign_in
+from web_site import QUICK, Site, await_page, dialog, expect, fill, press, run_site, sign_in
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
@@ -89,9 +89,7 @@ def test_a_pool_is_made_after_its_plan_was_shown(signed, site):
     page, before = signed, pools(site)
     site.open(page, "#/pools")
     press(page, "New pool")
-    dialog(page).get_by_label("Name", exact=True).fill("made-here")
-    dialog(page).get_by_label("Weight", exact=True).fill("2.5")
-    dialog(page).get_by_label("Guaranteed cores", exact=True).fill("0.5")
+    fill(dialog(page), {"Name": "made-here", "Weight": "2.5", "Guaranteed cores": "0.5"})
     create = dialog(page).get_by_role("button", name="Create", exact=True)
     expect(create).to_be_disabled()
     press(page, "Show what it changes")
@@ -185,8 +183,7 @@ def test_what_is_odd_about_a_new_operation_is_told(signed, site, make_pool):
     name, page = make_pool("meant"), signed
     site.open(page, "#/operations")
     press(page, "Start an operation")
-    dialog(page).get_by_label("Pool", exact=True).fill(f"{name}x")
-    dialog(page).get_by_label("Command", exact=True).fill("true")
+    fill(dialog(page), {"Pool": f"{name}x", "Command": "true"})
     press(page, "Start")
     told = dialog(page).locator(".note")
     expect(told).to_contain_text(f'pool "{name}x" did not exist')
@@ -204,8 +201,7 @@ def test_an_operation_is_started_suspended_resumed_and_aborted(signed, site, mak
     page.allow("status: 422 POST .*/operations")
     site.open(page, "#/operations")
     press(page, "Start an operation")
-    dialog(page).get_by_label("Pool", exact=True).fill(pool)
-    dialog(page).get_by_label("Title", exact=True).fill("Started here")
+    fill(dialog(page), {"Pool": pool, "Title": "Started here"})
     command = dialog(page).get_by_label("Command", exact=True)
     cores = dialog(page).get_by_label("Cores per job", exact=True)
     assert [field.get_attribute("aria-required") for field in (command, cores)] == ["true", None]

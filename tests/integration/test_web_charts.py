@@ -64,17 +64,13 @@ def open_pool(site: Site, page: Page, search: str = "") -> Locator:
     return plot
 
 
-def drag(page: Page, plot: Locator, begin: float, end: float) -> None:
+def drag(plot: Any, begin: float, end: float) -> None:
     """Over the middle of a graph, from one part of its width to another."""
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box is not None
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + begin * box["width"], y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + (begin + end) / 2 * box["width"], y)
-    page.mouse.move(box["x"] + end * box["width"], y)
-    page.mouse.up()
+    begun, ended = ({"x": part * box["width"], "y": box["height"] / 2} for part in (begin, end))
+    plot.drag_to(plot, source_position=begun, target_position=ended)
 
 
 def span_of(page: Page) -> tuple[float, float] | None:
@@ -100,7 +96,7 @@ def test_the_cursor_has_values_and_time_in_all_graphs_of_the_page(page, site):
 def test_a_drag_zooms_all_graphs_and_the_address_keeps_it(page, site):
     plot = open_pool(site, page)
     before = page.evaluate(SCALE, CPU)
-    drag(page, plot, 0.25, 0.5)
+    drag(plot, 0.25, 0.5)
     expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
     begin, end = span_of(page)
     whole_s = before[1] - before[0]
@@ -114,7 +110,7 @@ def test_a_drag_zooms_all_graphs_and_the_address_keeps_it(page, site):
     page.wait_for_selector(".chart canvas")
     assert page.evaluate(SCALE, SHARES) == [begin, end]
     # A zoom within it, and back.
-    drag(page, chart_of(page).locator(".u-over"), 0.3, 0.8)
+    drag(chart_of(page).locator(".u-over"), 0.3, 0.8)
     page.wait_for_function("before => !location.hash.includes(before)", arg=f"from={begin:g}")
     page.go_back()
     page.wait_for_function(f"([begin, title]) => ({SCALE})(title)[0] === begin", arg=[begin, CPU])
@@ -176,7 +172,7 @@ def test_lines_are_switched_by_mouse_and_keyboard_and_stay_so(page, site):
 def test_what_is_shown_is_saved_as_values_and_as_a_picture(page, site, tmp_path):
     plot = open_pool(site, page)
     chart_of(page).get_by_role("button", name="used", exact=True).click()
-    drag(page, plot, 0.3, 0.9)
+    drag(plot, 0.3, 0.9)
     expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
     begin, end = span_of(page)
     with page.expect_download() as saved:
@@ -295,7 +291,7 @@ def test_decisions_are_marked_in_the_graphs_of_a_job_on_both_pages(page, site):
         mark = page.locator('[aria-label*="shrink, 1.00 → 0.70"]').and_(page.locator('[aria-label*=" cores: votes"]'))
         chart_of(page, "CPU in cores").get_by_role("link").and_(mark).last.click()
         expect(page.get_by_role("heading", name="Decisions")).to_be_focused()
-        drag(page, chart_of(page, "CPU in cores").locator(".u-over"), 0.2, 0.6)
+        drag(chart_of(page, "CPU in cores").locator(".u-over"), 0.2, 0.6)
         expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
         for title in ("CPU in cores", "Sum of the votes", "Throttled periods"):
             assert page.evaluate(SCALE, title) == list(span_of(page)), title

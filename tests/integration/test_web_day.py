@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import await_page, expect, open_page
+from web_site import await_page, expect, show
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 pytestmark = pytest.mark.browser
 
@@ -45,10 +45,6 @@ def start(scheduler: SchedulerProcess) -> Iterator[Callable[[str], str]]:
     yield begin
     for each in started:
         scheduler.post(f"operations/{each}/abort", {})
-
-
-def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
-    open_page(page, f"{scheduler.url}/", where)
 
 
 def test_what_is_typed_into_filters_counts_at_once_and_on_its_page_alone(page, scheduler):

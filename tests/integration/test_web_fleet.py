@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import expect, press
+from web_site import expect, fill, press
 
 pytestmark = pytest.mark.browser
 
@@ -52,8 +52,7 @@ def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):
     expect(page.get_by_text("1 unknown", exact=True)).to_be_visible()
     expect(page.get_by_role("table", name="Agents by tag")).to_contain_text("4 shadow, 1 unknown")
     press(page, "New stage")
-    page.get_by_label("Nodes", exact=True).fill("rack-a")
-    page.get_by_label("Canary", exact=True).fill("0.3")
+    fill(page, {"Nodes": "rack-a", "Canary": "0.3"})
     apply = page.get_by_role("button", name="Apply", exact=True)
     expect(apply).to_be_disabled()
     press(page, "Show what it changes")

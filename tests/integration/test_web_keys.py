@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import await_page, dialog, expect, open_page
+from web_site import await_page, dialog, expect, show
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -133,7 +133,7 @@ def test_keys_go_to_the_search_to_help_and_anywhere(signed, scheduler):
     page.keyboard.press("Escape")
     expect(dialog(page)).to_have_count(0)
     for where, field in (("#/pools", "Find a pool"), ("#/operations", "Search"), ("#/events", "Tree")):
-        open_page(page, f"{scheduler.url}/", where)
+        show(page, scheduler, where)
         page.keyboard.press("/")
         expect(page.get_by_label(field, exact=True)).to_be_focused()
         page.keyboard.type("/?")  # in a field they are signs
@@ -168,7 +168,7 @@ def test_names_of_pools_are_completed_from_a_part_of_a_thousand(signed, schedule
     page = signed
     asked: list[int] = []
     page.on("response", lambda response: asked.append(len(response.body())) if "/find?" in response.url else None)
-    open_page(page, f"{scheduler.url}/", "#/operations")
+    show(page, scheduler, "#/operations")
     page.get_by_role("button", name="Start an operation", exact=True).click()
     pool = dialog(page).get_by_label("Pool", exact=True)
     names = dialog(page).locator("datalist option")

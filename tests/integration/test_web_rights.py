@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import expect, open_page, press
+from web_site import expect, press, show
 
 pytestmark = pytest.mark.browser
 
@@ -62,16 +62,16 @@ def test_what_would_be_refused_says_why_and_cannot_be_used(sign, scheduler):
         expect(page.get_by_role("dialog")).to_have_count(0)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    open_page(page, f"{scheduler.url}/", f"#/operations/{theirs}?tab=specification")
+    show(page, scheduler, f"#/operations/{theirs}?tab=specification")
     expect(page.locator("main")).to_contain_text("no access list allows read_secrets to ann")
     for name in ("Suspend", "Complete", "Abort"):
         expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-disabled", "true")
     assert not [url for url in asked if "/specification" in url]  # a refused request would be in the audit log
     # The own pool is as it was before there were rights.
-    open_page(page, f"{scheduler.url}/", "#/pools/default/ours")
+    show(page, scheduler, "#/pools/default/ours")
     for name in ("Change", "New sub-pool"):
         expect(page.get_by_role("button", name=name, exact=True)).not_to_have_attribute("aria-disabled", "true")
-    open_page(page, f"{scheduler.url}/", "#/pools")
+    show(page, scheduler, "#/pools")
     press(page, "New pool")
     expect(page.get_by_role("dialog").get_by_label("Parent", exact=True)).to_have_value("ours")
     scheduler.post(f"operations/{theirs}/abort", {})

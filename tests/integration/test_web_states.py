@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import await_page, expect, open_page
+from web_site import await_page, expect, show
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -76,10 +76,6 @@ def node(scheduler: SchedulerProcess) -> PlayedNode:
 def own(tmp_path: Path) -> Iterator[SchedulerProcess]:
     with SchedulerProcess(tmp_path) as process:
         yield process
-
-
-def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
-    open_page(page, f"{scheduler.url}/", where)
 
 
 def await_redraws(page: Page, count: int = 2) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from web_site import Site, dialog, encode, expect, press, run_site
+from web_site import Site, dialog, encode, expect, fill, press, run_site
 
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies
@@ -54,9 +54,7 @@ def test_the_start_of_an_operation_is_simulated_in_its_form_and_shown_on_a_page(
     before = operations(site)
     site.open(page, "#/operations")
     press(page, "Start an operation")
-    dialog(page).get_by_label("Pool", exact=True).fill("p")
-    dialog(page).get_by_label("Title", exact=True).fill("nap")
-    dialog(page).get_by_label("Command", exact=True).fill("sleep 1")
+    fill(dialog(page), {"Pool": "p", "Title": "nap", "Command": "sleep 1"})
     dialog(page).get_by_label("Cores per job").fill("-1")
     page.allow("status: 422 POST .*/simulate")
     press(page, "Simulate")
@@ -79,9 +77,7 @@ def test_the_start_of_an_operation_is_simulated_in_its_form_and_shown_on_a_page(
 def test_a_simulation_is_cancelled_and_ends_in_the_scheduler(page, site):
     site.open(page, "#/operations")
     press(page, "Start an operation")
-    dialog(page).get_by_label("Pool", exact=True).fill("p")
-    dialog(page).get_by_label("Jobs", exact=True).fill("100000")
-    dialog(page).get_by_label("Command", exact=True).fill("sleep 1")
+    fill(dialog(page), {"Pool": "p", "Jobs": "100000", "Command": "sleep 1"})
     for _ in range(3):  # more than are made at a time: the one before has ended
         press(page, "Simulate")
         expect(dialog(page).get_by_role("progressbar", name="Simulation")).to_be_visible()

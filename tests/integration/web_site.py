@@ -15,7 +15,8 @@ from closed_loop import WAIT_S, Loop
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
+    from scheduler_process import SchedulerProcess
 
 expect = pytest.importorskip(
     "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
@@ -168,6 +169,11 @@ def open_page(page: Page, url: str, where: str) -> None:
     await_page(page, where)
 
 
+def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
+    """A page of a scheduler that is alone."""
+    open_page(page, f"{scheduler.url}/", where)
+
+
 def await_page(page: Page, where: str | None = None) -> None:
     """Wait until the page shows what belongs to its address, or to this one."""
     page.wait_for_function(READY, arg=where)
@@ -176,6 +182,12 @@ def await_page(page: Page, where: str | None = None) -> None:
 def press(page: Page, name: str) -> None:
     """Press the button that is called exactly so."""
     page.get_by_role("button", name=name, exact=True).click()
+
+
+def fill(where: Page | Locator, fields: dict[str, str]) -> None:
+    """Type into fields, by their labels."""
+    for label, value in fields.items():
+        where.get_by_label(label, exact=True).fill(value)
 
 
 def dialog(page: Page) -> Any:
