@@ -80,28 +80,28 @@ class Faults:
         self._open: dict[int, Undo] = {}
         self._number = 0
         self.kinds: dict[str, tuple[float, Callable[[], Undo]]] = {
-            "scheduler killed": (2.0, self._kill_scheduler),
-            "scheduler stopped": (2.0, self._stop_scheduler),
+            "scheduler killed": (2.0, lambda: self._kill(self.rng.randrange(2))),
+            "scheduler stopped": (2.0, lambda: self._stop(self.rng.randrange(2))),
             "scheduler ended": (2.0, self._end_scheduler),
-            "leader killed": (3.0, self._kill_leader),
-            "leader stopped": (3.0, self._stop_leader),
+            "leader killed": (3.0, lambda: self._kill(self._pick_leader())),
+            "leader stopped": (3.0, lambda: self._stop(self._pick_leader())),
             "agent killed": (3.0, self._kill_agent),
             "agent killed at a write": (2.0, self._crash_agent),
             "agent stopped": (2.0, self._stop_agent),
             "host started anew": (1.0, self._reboot),
-            "host's disk full": (1.0, self._fill_disk),
+            "host's disk full": (1.0, lambda: _set(self._pick_host(), "is_full", True)),
             "executor broken": (0.5, self._break_executor),
             "clock stepped": (2.0, self._step_clock),
             "database's sessions ended": (2.0, self._end_sessions),
-            "commits broken": (2.0, self._break_commits),
+            "commits broken": (2.0, lambda: _set(world.database, "breaks_commit", self._draw_break, lambda: "")),
             "database down": (1.0, self._stop_database),
-            "database full": (1.0, self._fill_database),
-            "database cut off": (2.0, self._cut_database),
-            "leader cut off the database": (2.0, self._cut_leader),
+            "database full": (1.0, lambda: _set(world.database, "is_full", True)),
+            "database cut off": (2.0, lambda: self._cut((self.rng.choice(("s1", "s2")), "db"))),
+            "leader cut off the database": (2.0, lambda: self._cut((world.machines[self._pick_leader()].name, "db"))),
             "node cut off": (2.0, self._cut_node),
             "scheduler cut off nodes": (1.0, self._cut_scheduler),
-            "messages lost": (2.0, self._lose),
-            "messages repeated": (1.0, self._repeat),
+            "messages lost": (2.0, lambda: _set(world.network, "lost", self.rng.choice((0.01, 0.1, 0.3)), 0.0)),
+            "messages repeated": (1.0, lambda: _set(world.network, "repeated", self.rng.choice((0.05, 0.5)), 0.0)),
             "messages slow": (2.0, self._slow),
         }
 
@@ -173,18 +173,6 @@ class Faults:
         process.loop.stop_process()
         return process.loop.continue_process
 
-    def _kill_scheduler(self) -> Undo:
-        return self._kill(self.rng.randrange(2))
-
-    def _stop_scheduler(self) -> Undo:
-        return self._stop(self.rng.randrange(2))
-
-    def _kill_leader(self) -> Undo:
-        return self._kill(self._pick_leader())
-
-    def _stop_leader(self) -> Undo:
-        return self._stop(self._pick_leader())
-
     # --- hosts
 
     def _pick_host(self) -> Host:
@@ -215,9 +203,6 @@ class Faults:
         host.reboot()
         return self._revive(host)
 
-    def _fill_disk(self) -> Undo:
-        return _set(self._pick_host(), "is_full", True)
-
     def _break_executor(self) -> Undo:
         executor = self._pick_host().executor
         return _nothing if executor is None else _set(executor, "is_broken", True)
@@ -243,18 +228,12 @@ class Faults:
         self.world.database.end_all()
         return _nothing
 
-    def _break_commits(self) -> Undo:
-        return _set(self.world.database, "breaks_commit", self._draw_break, lambda: "")
-
     def _draw_break(self) -> str:
         return self.rng.choice(("", "", "", "", "lost", "lost", "gone before", "gone after", "gone late"))
 
     def _stop_database(self) -> Undo:
         self.world.database.end_all()
         return _set(self.world.database, "is_down", True)
-
-    def _fill_database(self) -> Undo:
-        return _set(self.world.database, "is_full", True)
 
     # --- the network
 
@@ -266,12 +245,6 @@ class Faults:
         cut |= set(ways)
         return lambda: cut.difference_update(ways)
 
-    def _cut_database(self) -> Undo:
-        return self._cut((self.rng.choice(("s1", "s2")), "db"))
-
-    def _cut_leader(self) -> Undo:
-        return self._cut((self.world.machines[self._pick_leader()].name, "db"))
-
     def _cut_node(self) -> Undo:
         name = self._pick_host().name
         return self._cut(*((name, machine.name) for machine in self.world.machines))
@@ -279,12 +252,6 @@ class Faults:
     def _cut_scheduler(self) -> Undo:
         name = self.rng.choice(("s1", "s2"))
         return self._cut(*((name, host.name) for host in self.world.hosts))
-
-    def _lose(self) -> Undo:
-        return _set(self.world.network, "lost", self.rng.choice((0.01, 0.1, 0.3)), 0.0)
-
-    def _repeat(self) -> Undo:
-        return _set(self.world.network, "repeated", self.rng.choice((0.05, 0.5)), 0.0)
 
     def _slow(self) -> Undo:
         network = self.world.network
