@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from hypothesis import strategies as st
 
 from cpumond.monitor.model import MonitorSettings
@@ -48,19 +49,16 @@ def document_settings(draw: st.DrawFn) -> MonitorSettings:
 @st.composite
 def any_settings(draw: st.DrawFn) -> MonitorSettings:
     """Settings of every kind, also of the options that neither of the two documents knows."""
-    document = draw(document_settings())
-    return MonitorSettings(
-        **{name: getattr(document, name) for name in document.__struct_fields__}
-        | {
-            "min_limit_ratio": draw(st.just(0.0) | RATIOS),
-            "headroom_ratio": draw(st.just(0.0) | thousandths(0, 10)),
-            "direction": draw(st.sampled_from(["both", "both", "up-only", "down-only"])),
-            "actuator": draw(st.sampled_from(["quota", "quota", "weight", "guarantee"])),
-            "throttle_vote": draw(st.booleans()),
-            "pressure_restore_ratio": draw(st.sampled_from([0.0, 0.0, 0.5]) | RATIOS),
-            "restore_hold_s": draw(st.just(0.0) | thousandths(0, 50)),
-            "startup_boost_s": draw(st.just(0.0) | thousandths(0, 50)),
-        }
+    return msgspec.structs.replace(
+        draw(document_settings()),
+        min_limit_ratio=draw(st.just(0.0) | RATIOS),
+        headroom_ratio=draw(st.just(0.0) | thousandths(0, 10)),
+        direction=draw(st.sampled_from(["both", "both", "up-only", "down-only"])),
+        actuator=draw(st.sampled_from(["quota", "quota", "weight", "guarantee"])),
+        throttle_vote=draw(st.booleans()),
+        pressure_restore_ratio=draw(st.sampled_from([0.0, 0.0, 0.5]) | RATIOS),
+        restore_hold_s=draw(st.just(0.0) | thousandths(0, 50)),
+        startup_boost_s=draw(st.just(0.0) | thousandths(0, 50)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from examples import examples
 from hypothesis import given
@@ -29,18 +30,16 @@ def works(draw: st.DrawFn, most_cores: float = 20.0) -> list[float]:
 def simulated_settings(draw: st.DrawFn) -> MonitorSettings:
     """Any settings under any rule, with checks that come often enough for short work."""
     some = draw(any_settings())
-    return MonitorSettings(
-        **{name: getattr(some, name) for name in some.__struct_fields__}
-        | {
-            "limit_rule": draw(st.sampled_from(["document", "peak"])),
-            "check_period_s": draw(st.sampled_from([0.1, 0.3, 1.0])),
-            "throttle_poll_s": draw(st.sampled_from([None, 0.0, 0.1, 0.25])),
-            "burst_ratio": draw(st.sampled_from([None, 0.0, 0.5, 1.0])),
-            "throttle_budget": draw(st.sampled_from([0.004, 0.0, 1.0])),
-            "peak_memory_s": draw(st.sampled_from([5.0, 0.1])),
-            "start_delay_s": draw(st.sampled_from([0.0, 2.0])),
-            "startup_boost_s": 0.0,
-        }
+    return msgspec.structs.replace(
+        some,
+        limit_rule=draw(st.sampled_from(["document", "peak"])),
+        check_period_s=draw(st.sampled_from([0.1, 0.3, 1.0])),
+        throttle_poll_s=draw(st.sampled_from([None, 0.0, 0.1, 0.25])),
+        burst_ratio=draw(st.sampled_from([None, 0.0, 0.5, 1.0])),
+        throttle_budget=draw(st.sampled_from([0.004, 0.0, 1.0])),
+        peak_memory_s=draw(st.sampled_from([5.0, 0.1])),
+        start_delay_s=draw(st.sampled_from([0.0, 2.0])),
+        startup_boost_s=0.0,
     )
 
 
@@ -87,9 +86,7 @@ def test_a_program_does_its_own_work_and_no_more(work, order, s):
 @many
 @given(works(most_cores=1.0), simulated_settings(), st.booleans())
 def test_a_job_that_stays_below_the_floor_is_never_held_back(work, s, is_program):
-    s = MonitorSettings(
-        **{name: getattr(s, name) for name in s.__struct_fields__} | {"min_cpu_limit": 1.0, "actuator": "quota"}
-    )
+    s = msgspec.structs.replace(s, min_cpu_limit=1.0, actuator="quota")
     result = simulate(work, 16.0, s, is_program=is_program)
     assert (result.held_back_ratio, result.held_back_seconds_ratio, result.p99_stretch_s) == (0.0, 0.0, 0.0)
     assert result.late_ratio == pytest.approx(0.0, abs=ROUNDING)
