@@ -22,7 +22,7 @@ import pytest
 from cpumond import __version__
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LEFT_BY_TOOLS = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+LEFT_BY_TOOLS = (".git", ".venv", ".*cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
 
 
 def build(source: Path, out: Path, *what: str, tools: Path | None = None) -> Path:
@@ -42,10 +42,7 @@ def build(source: Path, out: Path, *what: str, tools: Path | None = None) -> Pat
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, without what tests and tools leave in it."""
     copy = tmp_path_factory.mktemp("tree") / "cpumond"
-    left = shutil.ignore_patterns(
-        ".git", ".venv", ".*cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
-    )
-    shutil.copytree(REPOSITORY, copy, ignore=left)
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS))
     return copy
 
 

@@ -15,6 +15,7 @@ from readme_lines import find_line, read_installation
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
 import test_package
 from guest_host import HERE, REPOSITORY, Facts, gather_wheels, of, run_guest, skip_without_means
+from test_distributions import LEFT_BY_TOOLS
 
 BUILD = read_installation()["build"]
 LIMIT_S = 400
@@ -31,8 +32,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     stage = work / "in"
     shutil.copytree(HERE / "guest", stage)
     # The checkout, without what tests and tools leave in it.
-    left = (".git", ".venv", ".*cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(REPOSITORY, stage / "checkout", ignore=shutil.ignore_patterns(*left))
+    shutil.copytree(REPOSITORY, stage / "checkout", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS))
     gather_wheels(stage / "wheels", ("postgresql",))
     (stage / "readme.json").write_text(json.dumps([find_line("demo"), find_line("estimate"), BUILD]))
     with pytest.MonkeyPatch.context() as patch:
