@@ -408,7 +408,7 @@ def test_a_guard_that_can_do_nothing_does_not_spin(pod: Pod, agent: AgentProcess
     assert all(later - earlier > 1.0 for earlier, later in itertools.pairwise(times)), times
 
 
-def test_beside_the_package_the_agent_of_the_pod_says_why_it_does_not_start(pod: Pod, agent: AgentProcess):
+def test_beside_the_package_the_agent_of_the_pod_explains_why_it_stops(pod: Pod, agent: AgentProcess):
     """The lock in /run/cpumond is the package's user's, who alone can open it."""
     run_dir = agent.directory / "run"
     run_dir.mkdir()

@@ -109,7 +109,7 @@ def test_where_nothing_was_sent_nothing_is_unknown(wire: Wire, behind_wire: str)
         assert content(store) == {"a": b"2"}
 
 
-def test_what_the_server_refuses_changes_nothing_and_the_next_write_succeeds(database: str) -> None:
+def test_a_refusal_of_the_server_changes_nothing_and_later_writes_work(database: str) -> None:
     with contextlib.closing(AloneStore(database)) as store:
         store.write([Change("k", "a", b"1")])
         run_sql(database, "ALTER TABLE cpumond_records ADD CONSTRAINT small CHECK (length(value) < 10)")
@@ -156,7 +156,7 @@ def held_write(database: str, store: Store, change: Change) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_a_write_that_is_under_way_at_the_server_is_ended_before_it_is_repeated(
+def test_a_write_under_way_at_the_server_is_ended_before_it_is_repeated(
     wire: Wire, behind_wire: str, database: str
 ) -> None:
     with contextlib.closing(AloneStore(behind_wire)) as store:
@@ -170,9 +170,7 @@ def test_a_write_that_is_under_way_at_the_server_is_ended_before_it_is_repeated(
         assert content(store) == {"a": b"1"}
 
 
-def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_ended(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_take_over_waits_for_a_write_under_way(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_SESSIONS", "SELECT %s")
     with (
         contextlib.closing(PostgresArbiter(database)) as one,

@@ -140,7 +140,7 @@ def test_equal_rows_are_all_there_after_the_page_has_asked_again(page, scheduler
     scheduler.patch("trees/default/pools/p", {"edits": [{"path": ["acl"], "value": []}]})
 
 
-def test_paper_has_all_rows_in_light_colours_and_forced_colours_keep_the_bars(new_page, scheduler):
+def test_paper_has_all_rows_and_forced_colours_keep_the_bars(new_page, scheduler):
     page = new_page(forced_colors="active")
     table = {
         "tables": {

@@ -73,7 +73,7 @@ def test_the_pool_table_is_sent_once_for_each_state(scheduler):
     assert raw(scheduler, path, **{"If-None-Match": 'W/"0.0-0"'})[0] == 200
 
 
-def test_long_answers_are_compressed_for_whoever_takes_it_and_the_command_line_reads_them(scheduler):
+def test_long_answers_are_compressed_and_the_command_line_reads_them(scheduler):
     for number in range(60):
         scheduler.create_pool(f"pool-{number}")
     path = "/api/v1/trees/default/pools"

@@ -88,7 +88,7 @@ def await_redraws(page: Page, count: int = 2) -> None:
 # ---- keyboard
 
 
-def test_a_page_that_is_opened_with_the_keyboard_has_the_focus_at_its_heading(page, scheduler):
+def test_a_page_opened_with_the_keyboard_has_the_focus_at_its_heading(page, scheduler):
     show(page, scheduler, "#/")
     assert page.evaluate("document.activeElement === document.body")  # the first one takes it from nobody
     menu = page.get_by_role("navigation", name="Pages")
@@ -388,7 +388,7 @@ def test_a_word_explains_itself_to_pointer_and_keyboard(page, scheduler):
     expect(tip).to_contain_text(DEMAND)
 
 
-def test_a_scheduler_that_hangs_is_shown_as_stale_before_its_requests_time_out(page, scheduler):
+def test_a_scheduler_that_hangs_is_stale_before_its_requests_time_out(page, scheduler):
     page.clock.install()
     show(page, scheduler, "#/pools")
     mark, banner = page.locator("header .live"), page.locator("header .stale")

@@ -50,7 +50,7 @@ def operations(site: Site) -> int:
     return int(site.cluster.get("/api/v1/operations")["total"])
 
 
-def test_the_start_of_an_operation_is_simulated_in_its_form_and_shown_on_a_page(page, site):
+def test_the_start_of_an_operation_is_simulated_in_its_form(page, site):
     before = operations(site)
     site.open(page, "#/operations")
     press(page, "Start an operation")

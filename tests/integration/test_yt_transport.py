@@ -562,7 +562,7 @@ def test_errors_that_ask_for_another_try_and_bugs_are_not_kept():
         run_reply(cache, "a", {"fine": 1})
 
 
-def test_work_goes_on_when_the_client_does_not_wait_and_a_repeat_waits_for_it():
+def test_work_goes_on_without_its_client_and_a_repeat_waits_for_it():
     cache = ReplyCache(lambda: 0.0)
 
     async def scenario() -> list[Any]:
