@@ -44,9 +44,7 @@ def test_a_limit_within_the_usage_leaves_the_rest_to_the_other():
 
 
 @pytest.mark.parametrize(("wanted", "least", "most"), [(4, 0.5, 0.5), (6, 0.99, 1.0)])
-def test_what_comes_after_the_whole_cluster_is_handed_out_only_where_one_unit_in_the_last_place_is_left(
-    wanted, least, most
-):
+def test_more_than_the_whole_cluster_is_only_given_within_one_rounding(wanted, least, most):
     """The same tree with 1 and with 3/2 of the cluster wanted: with 3/2 the value at the limit is 1 - 2^-52."""
     _, found = share_memory(4, {"demand": {"cpu": wanted}, "weight": 2.0}, {"demand": {"memory": 4}})
     assert least <= found <= most

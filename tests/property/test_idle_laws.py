@@ -52,7 +52,7 @@ def look(world: World) -> IdleReport:
 
 @given(st.integers(0, 10**6))
 @examples(150)
-def test_the_parts_make_up_the_capacity_and_no_cause_holds_back_more_than_is_idle(seed):
+def test_the_parts_add_up_to_the_capacity_and_no_cause_exceeds_the_idle(seed):
     world = make_world(seed)
     before = describe(world.state)
     report = look(world)

@@ -103,7 +103,7 @@ def test_a_replay_follows_the_text_of_the_semantics(trace, s):
 
 @some
 @given(traces(), document_settings())
-def test_checks_of_growing_counters_and_a_replay_of_their_csv_decide_the_same(trace, s):
+def test_counters_and_a_replay_of_their_csv_decide_the_same(trace, s):
     total, readings = 0.0, []
     for row in trace.rows:
         total += row.usage_cores
@@ -129,7 +129,7 @@ def test_the_limit_stays_between_its_floor_and_cpu_limit(trace, s):
 
 @many
 @given(traces(), any_settings())
-def test_only_a_full_window_beyond_the_threshold_by_one_coefficient_or_a_restore_changes_the_limit(trace, s):
+def test_only_a_full_window_beyond_the_threshold_or_a_restore_moves_limits(trace, s):
     checks_in_window = 0
     for before, decision, after in walk(trace, s):
         checks_in_window += 1
@@ -161,7 +161,7 @@ def test_what_comes_later_does_not_change_what_was_decided(trace, s, data):
 @pytest.mark.parametrize("option", ["throttle_restore_ratio", "pressure_restore_ratio"])
 @many
 @given(trace=traces(), s=any_settings(), thousandth=st.integers(1, 1000))
-def test_a_throttled_check_or_one_under_pressure_below_cpu_limit_restores_it_at_once(option, trace, s, thousandth):
+def test_throttling_or_pressure_below_cpu_limit_restores_it_at_once(option, trace, s, thousandth):
     beyond, of_throttling = min(getattr(s, option), 0.999), option == "throttle_restore_ratio"
     assume(beyond > 0)
     s = msgspec.structs.replace(s, **{option: beyond}, **({"actuator": "quota"} if of_throttling else {}))
@@ -181,7 +181,7 @@ def test_a_throttled_check_or_one_under_pressure_below_cpu_limit_restores_it_at_
 
 @many
 @given(traces(), any_settings())
-def test_pressure_changes_nothing_while_pressure_restore_ratio_is_0_nor_that_without_pressure(trace, s):
+def test_pressure_changes_nothing_while_pressure_restore_ratio_is_0(trace, s):
     off = msgspec.structs.replace(s, pressure_restore_ratio=0.0)
     calm = Trace(trace.cpu_limit_cores, tuple(msgspec.structs.replace(row, pressure_ratio=0.0) for row in trace.rows))
     assert replay(trace, off) == replay(calm, off) == replay(calm, s)
@@ -196,7 +196,7 @@ def test_without_a_throttled_check_there_is_no_restore(trace, s):
 
 @many
 @given(traces(), any_settings())
-def test_aggregates_are_the_sums_over_the_checks_and_preemptible_lies_between_0_and_max(trace, s):
+def test_aggregates_are_sums_and_preemptible_lies_between_0_and_max(trace, s):
     smoothed = preemptible = maximum = 0.0
     for _, decision, after in walk(trace, s):
         smoothed += after.smoothed_cores * decision.interval_s
@@ -228,7 +228,7 @@ THROTTLED = st.lists(st.integers(0, 1000), min_size=1, max_size=30).flatmap(
 
 @many
 @given(traces(), any_settings(), THROTTLED)
-def test_throttled_time_is_the_growth_of_the_counter_and_late_where_the_limit_was_lowered(trace, s, throttled):
+def test_throttled_time_is_the_counters_growth_and_late_if_lowered(trace, s, throttled):
     throttled_s = late_s = 0.0
     for before, reading, decision, after in walk_throttled(trace, s, throttled):
         if decision.kind not in ("delay", "base"):

@@ -141,7 +141,7 @@ def test_the_rule_follows_its_text(course, s):
 
 @many
 @given(courses(), peak_settings())
-def test_the_limit_stays_between_its_floor_and_cpu_limit_and_the_caution_between_0_and_7(course, s):
+def test_the_limit_stays_in_its_bounds_and_the_caution_between_0_and_7(course, s):
     floor = compute_floor(course.hard_cores, (), s)
     for _, _, _, after in walk(course, s):
         assert floor <= after.limit_cores <= course.hard_cores
@@ -230,6 +230,6 @@ def test_what_an_adversary_is_held_back_converges_to_the_budget(budget, lost_per
     assert 0.8 * budget <= ratio <= budget + 5.0 / (hours * 3600)
 
 
-def test_by_default_even_an_adversary_is_held_back_for_less_than_a_200th_of_its_time():
+def test_by_default_an_adversary_is_held_back_for_less_than_a_200th():
     # The greatest caution bounds what a smaller budget can do: a peak that fades by one step in 47 s.
     assert find_held_back_ratio_of_an_adversary(MonitorSettings(limit_rule="peak"), 2, 20 * 3600) <= 0.005

@@ -248,7 +248,7 @@ def test_a_kill_makes_the_room_that_it_was_for_and_none_is_needless(seed):
 
 @quick
 @given(seeds)
-def test_the_plan_is_the_one_that_asking_each_target_in_turn_finds_and_planning_changes_nothing(seed):
+def test_the_plan_is_what_asking_each_target_in_turn_finds(seed):
     world = make_world(seed)
     targets, before = targets_of(world), describe(world)
     for node in world.tree.nodes.values():

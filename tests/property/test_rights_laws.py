@@ -304,7 +304,7 @@ def given_to(pool: PoolConfig) -> tuple[float, float]:
 
 @many
 @given(teams())
-def test_a_file_with_one_change_needs_what_the_command_of_that_change_needs(world):
+def test_a_file_with_one_change_needs_the_rights_of_that_change(world):
     for command in COMMANDS:
         if isinstance(command, TransferPoolResources):
             continue  # as single changes these are others: they need no right to the pools themselves

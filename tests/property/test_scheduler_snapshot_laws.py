@@ -316,7 +316,7 @@ def run(plan: Plan) -> tuple[dict[str, Vector], dict[str, Vector]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_pools_and_operations_get_what_the_update_of_their_attributes_gives(seed):
+def test_pools_and_operations_get_the_update_of_their_attributes(seed):
     found, expected = run(make_plan(random.Random(seed)))
     wrong = {key: (found[key], expected[key]) for key in found if found[key] != pytest.approx(expected[key], abs=1e-9)}
     assert not wrong

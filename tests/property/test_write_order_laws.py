@@ -123,7 +123,7 @@ def test_only_what_differs_is_written_and_each_setting_once(before, after):
 
 @many
 @given(CORES, found_settings(), parents(), st.none() | st.floats(0.0, 1.0))
-def test_a_target_is_legal_and_never_above_what_was_found_or_what_is_allowed(cores, original, parent, burst_ratio):
+def test_a_target_is_legal_and_never_above_what_was_found_or_allowed(cores, original, parent, burst_ratio):
     original = fit(original, parent)
     target = compute_quota_target(cores, original, cap_of(parent), burst_ratio)
     assert is_legal(target.settings, parent)
@@ -167,7 +167,7 @@ def test_what_somebody_else_left_is_put_back_legally_too(original, parent, forei
 
 @many
 @given(CORES, st.floats(0.001, 130.0), found_settings())
-def test_a_weight_stays_within_the_kernels_bounds_and_never_above_what_was_found(cores, hard, original):
+def test_a_weight_stays_within_the_kernels_bounds_and_below_the_found_one(cores, hard, original):
     target = compute_weight_target(min(cores, hard), hard, original, V1_SHARES)
     if original.weight is None:
         assert target.settings == original

@@ -120,7 +120,7 @@ def check_recalled(found: dict[str, Any], known: Learned | None) -> None:
         assert min(least, ORDERED_CORES) - 1e-5 <= found["peak_cores"] <= min(known.peak_cores, ORDERED_CORES) + 1e-5
 
 
-def test_an_agent_that_is_killed_at_any_moment_goes_on_with_what_it_had_learned(cgroups, agent, launcher):
+def test_an_agent_killed_at_any_moment_keeps_what_it_had_learned(cgroups, agent, launcher):
     make(cgroups, *JOBS, quota_us=int(ORDERED_CORES * 100_000))
     rng, pause = random.Random(), threading.Event()
     loads = {name: cgroups.start_load(name) for name in JOBS[:3]}

@@ -16,5 +16,5 @@ from played_backfill import HOUR_S
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_three_days_have_half_of_the_idle_core_hours_and_gangs_start_no_later():
+def test_three_days_halve_idle_core_hours_and_gangs_start_no_later():
     assert find_faults(*compare(1, 72 * HOUR_S)) == []

@@ -14,7 +14,7 @@ from cpumond.host.cgroup.mounts import Hierarchies
 
 
 @pytest.mark.timeout(500)
-def test_demo_of_an_ordinary_user_without_cgroups_of_its_own_simulates_the_kernel(hierarchies: Hierarchies) -> None:
+def test_demo_of_an_ordinary_user_simulates_the_kernel(hierarchies: Hierarchies) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to become an ordinary user, and setpriv of util-linux")
     if hierarchies.cpu_version == 2:

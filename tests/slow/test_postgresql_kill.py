@@ -51,7 +51,7 @@ AUDIT = (
 )
 
 
-def test_schedulers_that_stall_and_lose_sessions_write_in_the_order_of_their_terms(database: str) -> None:
+def test_schedulers_that_stall_write_in_the_order_of_their_terms(database: str) -> None:
     with contextlib.closing(PostgresArbiter(database)) as arbiter:
         lease = arbiter.take("first:1", 1.0)
         assert lease is not None

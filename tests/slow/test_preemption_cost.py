@@ -13,7 +13,7 @@ from preemption_cost import compare, find_faults
 
 
 @pytest.mark.parametrize("savers", [1.0, 0.5])
-def test_the_cheapest_first_loses_half_at_most_and_the_guarantee_is_met_as_before(savers):
+def test_the_cheapest_first_loses_half_at_most_and_keeps_the_guarantee(savers):
     plain, cheapest = compare(3.0, 1, savers)
     for each in (plain, cheapest):
         # Each record says what the job then has to do again.

@@ -64,7 +64,7 @@ def test_stopped_again_and_again(pair: Pair, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
-def test_a_command_that_runs_through_a_take_over_keeps_its_output_and_its_exit_code(pair: Pair, tmp_path, is_killed):
+def test_a_command_through_a_take_over_keeps_output_and_exit_code(pair: Pair, tmp_path, is_killed):
     gate, told = tmp_path / "gate", tmp_path / "stderr"
     script = f"seq 1 50000; until [ -e {gate} ]; do sleep 0.1; done; seq 50001 100000; exit 7"
     words = ["run", "--pool", "p", "--cpu-limit", "0.5", "--", "sh", "-c", script]
@@ -95,9 +95,7 @@ def client_of(scheduler: ClusterScheduler, directory: Path) -> SchedulerProcess:
     return client
 
 
-def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_its_term(
-    tmp_path: Path, needs_postgresql: None
-):
+def test_a_leader_whose_session_is_ended_starts_nothing_more(tmp_path: Path, needs_postgresql: None):
     # A leader looks into its store with each update, and would notice by that at once: all of it is between two, on a
     # busy machine too.
     cluster = Cluster(
@@ -154,9 +152,7 @@ def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_i
             assert [order["operation_id"] for order in started] == [operation]
 
 
-def test_a_scheduler_without_the_key_takes_over_and_starts_nothing_of_an_operation_with_secrets(
-    tmp_path: Path, needs_postgresql: None
-):
+def test_a_scheduler_without_the_key_starts_nothing_with_secrets(tmp_path: Path, needs_postgresql: None):
     """It holds such operations, says so, and what runs goes on; the next one that has the key starts the rest."""
     keys, gate, values = tmp_path / "keys", tmp_path / "gate", tmp_path / "values"
     keys.touch(mode=0o600)

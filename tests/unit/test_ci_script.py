@@ -72,3 +72,10 @@ def test_mistakes_on_purpose_can_still_be_made() -> None:
     texts = [old for made in MUTATIONS.values() for old, _ in made]
     assert [old for old in texts if package.count(old) != 1] == []
     assert [name for name in MUTATIONS if len(list(UNIT.rglob(name))) != 1] == []
+
+
+def test_names_of_tests_have_at_most_70_characters() -> None:
+    named = re.compile(r"^\s*(?:async )?def (test_\w{66,})", re.MULTILINE)
+    assert {
+        path.name: found for path in UNIT.parent.rglob("*.py") if (found := named.findall(path.read_text("utf-8")))
+    } == {}
