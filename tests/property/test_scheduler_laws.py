@@ -313,6 +313,7 @@ class Life(RuleBasedStateMachine):
         receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(2)]
         for receipt in receipts:
             world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
+        world.store_starts()  # of jobs that were adopted
 
     @rule(seconds=st.sampled_from([100.0, 400.0]))
     def nodes_come_back_while_they_are_removed(self, seconds: float) -> None:
