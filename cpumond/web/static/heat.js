@@ -2,7 +2,7 @@
 
 import { h, island, morph, visible } from "./dom.js";
 import { cores, percent } from "./format.js";
-import { replayControls, replayed } from "./replay.js";
+import { openReplay, replayControls, replayed } from "./replay.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { choiceButtons } from "./table.js";
 
@@ -73,12 +73,15 @@ export function heatMap(nodes, app) {
   return h("section.card", { key: "heat", "aria-labelledby": "heat-title" },
     h("div.heading", h("h2", { id: "heat-title" }, "Map"),
       choiceButtons("What the map shows", Object.entries(MEASURES).map(([name, [word, , help]]) => [name, word, help]), measure,
-        (name) => choose({ heat: name === "used" ? null : name })),
+        (name) => {
+          choose({ heat: name === "used" ? null : name });
+          if (app.local.replay) openReplay(query.get("tree"), name, app);
+        }),
       choices.length ? h("label.tree-selector", h("span", "by"), " ", h("select", { "aria-label": "Group the nodes by", value: by, onchange: (event) => choose({ by: event.target.value || null }) },
         h("option", { value: "" }, "name"), choices.map(([name, text]) => h("option", { key: name, value: name }, text)))) : null,
       scale()),
     replayControls(query.get("tree"), measure, app),
-    island(KIND, "heat-map", { nodes: replayed(nodes, app), measure, groupOf }));
+    island(KIND, "heat-map", { nodes: replayed(nodes, measure, app), measure, groupOf }));
 }
 
 const scale = () => h("span.heat-scale", h("span", "0 %"), Array.from({ length: STEPS + 1 }, (_, step) =>

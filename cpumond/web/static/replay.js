@@ -8,8 +8,8 @@ import { historyIsOff } from "./history.js";
 const STEP_MS = 200;
 
 // The nodes as they were at the chosen moment: `past` is the measure relative to the capacity, null where unknown.
-export function replayed(nodes, { local: { replay } }) {
-  if (!replay?.map) return nodes;
+export function replayed(nodes, measure, { local: { replay } }) {
+  if (!replay?.map || replay.measure !== measure) return nodes;
   const percents = replay.map.percents[replay.at];
   const past = new Map(replay.map.nodes.map((id, index) => [id, percents[index]]));
   return nodes.map((node) => ({ ...node, past: past.has(node.id) && past.get(node.id) !== null ? past.get(node.id) / 100 : null }));
@@ -17,8 +17,7 @@ export function replayed(nodes, { local: { replay } }) {
 
 export function replayControls(tree, measure, app) {
   const { replay } = app.local;
-  if (!replay) return h("button.choice", { type: "button", key: "replay", onclick: () => open(tree, measure, app) }, "Replay 24 hours");
-  if (replay.measure !== measure) open(tree, measure, app, replay);
+  if (replay?.measure !== measure) return h("button.choice", { type: "button", key: "replay", onclick: () => openReplay(tree, measure, app) }, "Replay 24 hours");
   const button = (key, text, act) => h("button.choice", { type: "button", key, onclick: act }, text);
   const { map } = replay;
   const back = button("now", "Back to now", () => { app.local.replay = null; app.redraw(); });
@@ -31,8 +30,10 @@ export function replayControls(tree, measure, app) {
     h("span", { title: "What the jobs of all nodes requested beyond the capacity of their nodes, since the beginning of the replay" }, moment), back);
 }
 
-async function open(tree, measure, app, before = { at: 0, isPlaying: true }) {
-  const replay = app.local.replay = { ...before, measure, problem: null };
+export async function openReplay(tree, measure, app) {
+  clearInterval(app.local.replay?.timer);
+  const replay = app.local.replay = { at: 0, isPlaying: true, ...app.local.replay, measure, map: null, problem: null };
+  app.redraw();
   const isOff = await historyIsOff();
   const answer = isOff ? null : await get(`/node_map${query({ tree, measure })}`).catch((error) => { replay.problem = error.message; });
   if (app.local.replay !== replay) return;
