@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 
 import pytest
 from examples import ALL
-from test_fair_share_cases import RECORDS
+from fair_share_cases import FAMILIES, random_case
 
 from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import UpdateResult, fair_share_update
@@ -34,11 +33,11 @@ def is_within(a: Vector, b: Vector) -> bool:
     return all(x <= y + EPS for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("family", sorted(RECORDS))
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(60 if ALL else 6))
 def test_what_gangs_leave_is_shared_out(family, seed):
     rng = random.Random(f"remainders {family} {seed}")
-    case = copy.deepcopy(rng.choice(RECORDS[family])["input"])
+    case = random_case(rng, family)
     for operation in case["operations"]:
         operation["gang"] = rng.random() < 0.4
     snapshot, result = update(case, shares=True)

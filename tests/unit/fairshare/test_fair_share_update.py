@@ -1,4 +1,4 @@
-"""The update as a whole (fair_share_update.md 2), where the reference (tests/property) does not decide: its elements,
+"""The update as a whole (fair_share_update.md 2), where the literal one (tests/property) does not decide: its elements,
 rounding in FIFO order (7) and guarantees (4, 6), the words of checks (15), extremes."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Share functions where rounding, prefixes or steep rises decide (fair_share_update.md 8, 9).
 
-Everything else of them shows in the shares of an update, which the reference decides (tests/property).
+Everything else of them shows in the shares of an update, which the literal one decides (tests/property).
 """
 
 from __future__ import annotations
