@@ -83,19 +83,20 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
         for job in told:
             numbers[job.operation_id] += is_failure(job)
             if job.state == "failed" and (
-                is_bad or job.not_started or _asks_another(judge, job, numbers[job.operation_id])
+                job.not_started or _asks_another(judge, job, numbers[job.operation_id], is_bad)
             ):
                 blamed += [job.id] if _fits_elsewhere(state, job) else []
     return frozenset(blamed)
 
 
-def _asks_another(judge: _Judge, job: JobRecord, number: int) -> bool:
-    """Return whether an operation that may have several failures must not fail yet because of one node's failures.
-    ``number``: failures of the operation on this node that end now, up to and including ``job``."""
+def _asks_another(judge: _Judge, job: JobRecord, number: int, is_bad: bool) -> bool:
+    """Return whether an operation must not fail yet because of one node's failures; never if it may have only one: then
+    no command may run twice. ``number``: failures of the operation on this node that end now, up to and including
+    ``job``. ``is_bad``: whether there is evidence against the node."""
     record = judge.find(job.operation_id)
     limit = 0 if record is None else record.max_failed_job_count
     failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
-    return limit > 1 and failed + number <= MOST_BLAMED * limit
+    return limit > 1 and (is_bad or failed + number <= MOST_BLAMED * limit)
 
 
 def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[OperationRecord], now: float) -> None:

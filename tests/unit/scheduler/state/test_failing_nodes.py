@@ -82,6 +82,24 @@ def test_one_operation_asks_a_second_node_before_it_fails():
     assert not world.state.held, "it failed on both nodes"
 
 
+@pytest.mark.parametrize(("facts", "ending"), [({}, ("failed", 1)), (NOT_STARTED, ("completed", 1))])
+def test_an_operation_that_may_fail_once_runs_no_command_twice(facts, ending):
+    world = make_world(pause_s=1.0)
+    others = [world.start(jobs=20), world.start(jobs=20)]
+    play(world, 3, fail)
+    for each in others:
+        world.abort(each)
+    world.do(CordonNode("good", "tests"))
+    once = world.start(jobs=1, max_failed_job_count=1)
+    world.step()
+    assert [job.order.operation_id for job in world.nodes["bad"].jobs.values()] == [once]
+    assert world.state.nodes["bad"].failing.holds, "there is evidence against it"
+    world.do(UncordonNode("good"))
+    fail(world.nodes["bad"], **facts)
+    play(world, 3, lambda _: 0)
+    assert (world.record(once).state, sum(world.record(once).failed_on.values())) == ending
+
+
 def test_one_operation_does_not_fail_for_ever_on_a_node_where_others_work():
     world = make_world(cpu=2.0)
     world.nodes["good"].has(2.0)
