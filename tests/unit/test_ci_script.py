@@ -1,10 +1,9 @@
 """``.ci/run``: each part has a limit and says how long it took; what is quick comes first."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,19 @@ def test_it_runs_what_the_readme_tells_to_type_for_the_tests() -> None:
     assert " .venv/bin/pytest --rest " in RUN.splitlines()[-1], "and then all that it leaves out"
 
 
-def test_the_slow_lane_which_this_script_leaves_out_can_be_collected() -> None:
+@pytest.mark.parametrize("lane", [["--all"], ["tests/slow"]], ids=" ".join)
+def test_lanes_that_this_script_does_not_run_can_be_collected(lane) -> None:
     for library in ("kubernetes_validate", "playwright", "psycopg"):
         pytest.importorskip(library, reason=f"needs the Python package {library}: sh tests/venv.sh all")
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "tests/slow"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", *lane]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """They would be one module to pytest where both are in a run."""
+    names = Counter(path.name for path in UNIT.parent.rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_mistakes_on_purpose_can_still_be_made() -> None:

@@ -3,8 +3,6 @@
 Scenarios FOJR-1, SUSP-1, TIME-1, INT-1 and INT-2 of options that come from YTsaurus (semantics.md 3.6, 3.8).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

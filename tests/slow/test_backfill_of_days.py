@@ -1,8 +1,6 @@
 """Backfill in three days of the backfill week: half of what was idle is used, and gangs start no later
 (tests/bench/backfill.py has the whole week)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tags of nodes and ``scheduling_tag_filter`` by the unmodified ``yt``, on a real scheduler (semantics.md 2.13)."""
 
-from __future__ import annotations
-
 import json
 
 from scheduler_process import PlayedNode, SchedulerProcess
