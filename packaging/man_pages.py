@@ -300,8 +300,7 @@ def make_main_page(pages: list[Page]) -> Page:
     }
     page.add("FILES", (line for path, text in files.items() for line in term(literal(path), text)))
     page.add(
-        "ENVIRONMENT",
-        term(literal("CPUMOND_DEBUG"), "With any value, an internal error is shown with its traceback."),
+        "ENVIRONMENT", term(literal("CPUMOND_DEBUG"), "With any value, an internal error is shown with its traceback.")
     )
     page.add("EXIT STATUS", describe_exit_codes())
     page.add("EXAMPLES", as_typed(own.examples()))

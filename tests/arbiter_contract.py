@@ -1,7 +1,5 @@
 """What every arbiter does, whichever engine decides: tests over a ``rig`` fixture, for classes that inherit them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Shared by all tests: what runs when, what a skip means, and what was running when a run was ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tests that are coroutines: each runs in an event loop of its own, where a ``conftest`` has this hook."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 

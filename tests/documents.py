@@ -1,7 +1,5 @@
 """README, CONTRIBUTING.md and the pages of docs/, for the tests that check them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ many with CPUMOND_EXAMPLES=all; in CI always the same ones.
 CI judges a change by the change alone, so an example that was never seen before must not decide there.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """An agent's answer to ``cpumond explain``: job ``steady-low``, lowered to 3.2 of 10 cores."""
 
-from __future__ import annotations
-
 import msgspec
 
 from cpumond.agent.control import view_settings

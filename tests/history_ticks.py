@@ -1,7 +1,5 @@
 """Ticks of a history made by hand, and a scheduler's world that one is taken of."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """A page that a command wrote, as a test reads it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

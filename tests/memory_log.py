@@ -1,7 +1,5 @@
 """The log of a store in memory, for stores of tests: the contract of ``Store``'s ``read_log`` and ``cut_log``."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 word, and prints how each came out; the exit code is 1 where one survives or cannot be made.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -45,9 +43,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if used < budget / 3 else stride", "if used < budget else stride"),
         (" or suspended_s > self.context.period_s", ""),
     ],
-    "test_peaks.py": [
-        ("            self.context.peaks.close(self.table)\n", "            pass\n"),
-    ],
+    "test_peaks.py": [("            self.context.peaks.close(self.table)\n", "            pass\n")],
     "test_engine_orders.py": [
         ("job.hold.expire(math.inf).unpin().write(None)", "job.hold.expire(math.inf).write(None)"),
         ("if job.touched and engine.sets_quota:", "if job.touched:"),
@@ -59,11 +55,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("msgspec.structs.replace(before, problem=problem), problem", "EngineView(key[0], problem=problem), problem"),
     ],
     "test_kubernetes.py": [
-        ("pod_cores=_read_limit(of_pod) if enforces_limits else None", "pod_cores=_read_limit(of_pod)"),
+        ("pod_cores=_read_limit(of_pod) if enforces_limits else None", "pod_cores=_read_limit(of_pod)")
     ],
-    "test_restore_paths.py": [
-        ("if not is_of_this_boot(content, copies[1]):", "if False:"),
-    ],
+    "test_restore_paths.py": [("if not is_of_this_boot(content, copies[1]):", "if False:")],
     "test_engine_sources.py": [
         ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
         (" or (job.is_named and path not in named)", ""),
@@ -114,10 +108,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("budget = 0.0 if node.cordoned else ", "budget = "),
         ("if not self.cordoned and not self.matched_trees:", "if not self.matched_trees:"),
         ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),
-        (
-            "        if not old.is_maintained:\n            forget_lost(",
-            "        if True:\n            forget_lost(",
-        ),
+        ("        if not old.is_maintained:\n            forget_lost(", "        if True:\n            forget_lost("),
         (", cordon=None if before is None else before.cordon", ""),
         ("now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,", "now, tuple(jobs[:MAX_LOST_JOBS]),"),
         ("chosen = [job for job in jobs if job.task.interruptible]", "chosen = jobs"),
@@ -136,9 +127,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('return "console" if stream.isatty() else "json"', 'return "json"'),
         (' and _is_journal(environment["JOURNAL_STREAM"], stream):', ":"),
     ],
-    "test_doctor.py": [
-        ("os.path.abspath(seen.config) != os.path.abspath(config.path)", "False"),
-    ],
+    "test_doctor.py": [("os.path.abspath(seen.config) != os.path.abspath(config.path)", "False")],
     "test_jobs.py": [
         ("bool(job.stderr_size)", "True"),
         ('offset = get_number(request, "offset", 0, 2**31)', "offset = 0"),
@@ -148,9 +137,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('sys.stdin is None or not hasattr(sys.stdin, "buffer")', "sys.stdin is None"),
         ('b"" if sys.stdin is None else', 'b"" if False else'),
     ],
-    "test_init_files.py": [
-        ('return first == f"{MARK}{_checksum(body)}"', "return first.startswith(MARK)"),
-    ],
+    "test_init_files.py": [('return first == f"{MARK}{_checksum(body)}"', "return first.startswith(MARK)")],
     "test_tree_file.py": [
         ("kept = [] if prune else [", "kept = [] if not prune else ["),
         ("    if command.base and command.base != revision_of(present):", "    if False:"),
@@ -196,9 +183,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("watched[each.turn % stride :: stride]", "watched[::stride]"),
         ("checked_s = now_s - each.period_s / 4", "checked_s = now_s - each.period_s"),
     ],
-    "test_first_aid.py": [
-        ("if now_us not in [each[0] for each in ours] or", "if False and"),
-    ],
+    "test_first_aid.py": [("if now_us not in [each[0] for each in ours] or", "if False and")],
     "test_overdraft.py": [
         ("elif now_s - self.since_s > self.timeout_s:", "elif now_s - self.since_s >= self.timeout_s:"),
         ("(job.start_time, job.job_id), reverse=True)", "(job.start_time, job.job_id))"),
@@ -235,32 +220,24 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if reclaimed and mount == self.hierarchies.cpu_root:", "if reclaimed or mount == self.hierarchies.cpu_root:"),
         ('            _write(directory, "memory.swap.max", "0\\n", optional=True)\n', ""),
     ],
-    "test_unit_properties.py": [
-        ("math.ceil(round(cores / STEP_CORES, 6))", "math.ceil(cores / STEP_CORES)"),
-    ],
-    "test_parse.py": [
-        ("int(last or first) - int(first) + 1", "int(last or first) - int(first)"),
-    ],
+    "test_unit_properties.py": [("math.ceil(round(cores / STEP_CORES, 6))", "math.ceil(cores / STEP_CORES)")],
+    "test_parse.py": [("int(last or first) - int(first) + 1", "int(last or first) - int(first)")],
     "test_systemd_executor_values.py": [
         ('word.replace("$", "$$") for word', "word for word"),
         ("max(1, round(launch.cpu_limit * 1e6))", "round(launch.cpu_limit * 1e6)"),
         (', ("MemorySwapMax", "t", 0)]', "]"),
         ('if any("\\0" in word for word in words):', "if False:"),
     ],
-    "test_keeper_logs.py": [
-        ("            self._rotate()\n", "            self._size = 0\n"),
-    ],
+    "test_keeper_logs.py": [("            self._rotate()\n", "            self._size = 0\n")],
     # --- the scheduler
     "test_repeats.py": [
         ("request.user, remember if is_kept else None)", "request.user, None)"),
         ("    replies.restore(scheduler.remembered.values())\n", ""),
     ],
     "test_usage_accounting.py": [
-        ("return (slots, report.current_cpu_limit, gpu", "return (slots, report.cpu_limit, gpu"),
+        ("return (slots, report.current_cpu_limit, gpu", "return (slots, report.cpu_limit, gpu")
     ],
-    "test_service_and_store.py": [
-        ('{"volumes": volumes, ', '{"volumes": {}, '),
-    ],
+    "test_service_and_store.py": [('{"volumes": volumes, ', '{"volumes": {}, ')],
     "test_admission.py": [
         ("if len(made) >= limit:", "if len(made) > limit:"),
         ("added[pool] = added.get(pool, 0) + 1", "added[pool] = 0"),
@@ -279,12 +256,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if own > 1.0 + SHARE_EPS else least, own)", "if False else least, own)"),
         ("        free = subtract(free, job.limits)\n", ""),
     ],
-    "test_lending.py": [
-        ("if above in path or above in lenders)", "if above in path)"),
-    ],
-    "test_job_orders.py": [
-        ("job.was_reported or job.first_sent_at is None or _is", "job.was_reported or _is"),
-    ],
+    "test_lending.py": [("if above in path or above in lenders)", "if above in path)")],
+    "test_job_orders.py": [("job.was_reported or job.first_sent_at is None or _is", "job.was_reported or _is")],
     "test_preemption_on_heartbeats.py": [
         (" and wants_jobs(element) and starvation.still_starves(element, level)", " and wants_jobs(element)"),
         ("is_there and wants_jobs(element) and starvation", "is_there and starvation"),
@@ -419,12 +392,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("start.cookie < 0):\n        resume(state, start, now)\n", "start.cookie < 0):\n        pass\n"),
         ("        if has_unstored_starts:\n            state.awaited[node.id] = None\n", ""),
     ],
-    "test_cpu_time.py": [
-        ("if value and value > most:", "if value and value > 1e300:"),
-    ],
-    "test_reconnection.py": [
-        ('state == "completed" and counted.state in GIVEN_UP', 'state == "completed"'),
-    ],
+    "test_cpu_time.py": [("if value and value > most:", "if value and value > 1e300:")],
+    "test_reconnection.py": [('state == "completed" and counted.state in GIVEN_UP', 'state == "completed"')],
     # --- what is told to service managers, of rights, of changes; which host is late
     "test_scheduler_notify.py": [
         ("if now_s - seen_s <= vitals.period_s else []", "if True else []"),
@@ -445,40 +414,28 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if _is_dictionary(before) and _is_dictionary(after) and (before or after):", "if False:"),
         ("            yield from _attribute_changes(name, pool.name, *place)\n", ""),
     ],
-    "test_rollout_commands.py": [
-        ("    if _has_news(seen, before.base):", "    if True:"),
-    ],
+    "test_rollout_commands.py": [("    if _has_news(seen, before.base):", "    if True:")],
     "test_every_option.py": [
         ("    return limit - recent\n", "    return limit\n"),
         ("        if record.at <= now - 60.0:\n            break\n        recent", "        recent"),
     ],
-    "test_rollout_watch.py": [
-        ("errors += restarts[node_id] > 1", "pass"),
-    ],
-    "test_nodes_filter.py": [
-        ("near {before!r} <here> {after!r}", "near {after!r} <here> {before!r}"),
-    ],
-    "test_tokens.py": [
-        ("return self._users.get(digest)", "return next(iter(self._users.values()), None)"),
-    ],
+    "test_rollout_watch.py": [("errors += restarts[node_id] > 1", "pass")],
+    "test_nodes_filter.py": [("near {before!r} <here> {after!r}", "near {after!r} <here> {before!r}")],
+    "test_tokens.py": [("return self._users.get(digest)", "return next(iter(self._users.values()), None)")],
     # --- why CPU stands idle, and what else clients ask
     "test_idle_situations.py": [
         ('if record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:', "if False:"),
         ("tried=tuple(UncordonNode(each.id) for each in nodes),", "tried=(),"),
         ("state.rules = replace(state.rules, spare=ZERO)", "state.rules = state.rules"),
     ],
-    "test_stuck.py": [
-        ("if not record.enable_limiting_ancestor_check or not orders:", "if not orders:"),
-    ],
-    "test_sqlite_store.py": [
-        ("if found[0] is not None and found[0] != self._files[0]:", "if False:"),
-    ],
+    "test_stuck.py": [("if not record.enable_limiting_ancestor_check or not orders:", "if not orders:")],
+    "test_sqlite_store.py": [("if found[0] is not None and found[0] != self._files[0]:", "if False:")],
     # --- parts of files whose tests are tables or laws
     "test_access.py": [
         (
             'skipped = "object_only" if depth else "descendants_only"',
             'skipped = "descendants_only" if depth else "object_only"',
-        ),
+        )
     ],
     "test_integral.py": [
         ("upper = greatest(old, capacity)", "upper = capacity"),
@@ -524,7 +481,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (
             "if user is not request.user and not request.user.admin:",
             "if user is not request.user and request.user.admin:",
-        ),
+        )
     ],
     "test_orchid.py": [
         (
@@ -537,24 +494,16 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if len(table) > MAX_OPTIONS:", "if False:"),
         ("        if left > 0:\n            needed[task.name]", "        if left >= 0:\n            needed[task.name]"),
     ],
-    "test_json_lists.py": [
-        ("self.made_of = self.until = -math.inf", "self.until = -math.inf"),
-    ],
+    "test_json_lists.py": [("self.made_of = self.until = -math.inf", "self.until = -math.inf")],
     "test_hidden_operations.py": [
         (
             "if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:",
             "if not operation_id or rights.user.admin:",
-        ),
+        )
     ],
-    "test_node_counters.py": [
-        ("max(known.get(result, 0), 0) for", "known.get(result, 0) for"),
-    ],
-    "test_notify.py": [
-        ("if self._good is None:", "if not self._good:"),
-    ],
-    "test_agent_sockets.py": [
-        ("os.chmod(path, 0o660)", "os.chmod(path, 0o664)"),
-    ],
+    "test_node_counters.py": [("max(known.get(result, 0), 0) for", "known.get(result, 0) for")],
+    "test_notify.py": [("if self._good is None:", "if not self._good:")],
+    "test_agent_sockets.py": [("os.chmod(path, 0o660)", "os.chmod(path, 0o664)")],
     "test_containers.py": [
         (
             "quota, period = given.cpu_quota, given.cpu_period or DEFAULT_PERIOD_US",
@@ -581,18 +530,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "self._sent_about = about if answer.knows_about else None",
         ),
     ],
-    "test_distribution.py": [
-        ("least(rest, proposed)", "least(total, proposed)"),
-    ],
-    "test_explain_peak.py": [
-        ('s = msgspec.structs.replace(s, direction="up-only")', "pass"),
-    ],
-    "test_config.py": [
-        ('{"min_cpu_limit": 0.1}', "{}"),
-    ],
-    "test_demand.py": [
-        ("max(before_s - begin_s + spacing_s, duration_s or 0.0)", "before_s - begin_s + spacing_s"),
-    ],
+    "test_distribution.py": [("least(rest, proposed)", "least(total, proposed)")],
+    "test_explain_peak.py": [('s = msgspec.structs.replace(s, direction="up-only")', "pass")],
+    "test_config.py": [('{"min_cpu_limit": 0.1}', "{}")],
+    "test_demand.py": [("max(before_s - begin_s + spacing_s, duration_s or 0.0)", "before_s - begin_s + spacing_s")],
     "test_policy.py": [
         ("now_s < state.started_at_s + s.startup_boost_s", "now_s <= state.started_at_s + s.startup_boost_s"),
         (
@@ -604,7 +545,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (
             "        lambda job: max(job.ordered_cores - job.current_cores, 0.0),",
             "        lambda job: max(job.ordered_cores - job.state.limit_cores, 0.0),",
-        ),
+        )
     ],
 }
 """Name of a test file below tests/unit -> the mistakes that it notices: a text that stands once in the package, and

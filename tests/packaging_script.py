@@ -1,7 +1,5 @@
 """Programs of ``packaging/`` as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

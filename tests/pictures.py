@@ -9,8 +9,6 @@ docs/pictures/made-of.json keeps of what each was made, ``tests/unit/test_pictur
 ``overview`` runs ``tests/screenshots.py``: root, real cgroups, chromium, four minutes. ``readme`` writes the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ Everything that comes and how long each job takes follows from a seed alone, so 
 without have the same work. Nothing is preempted for fairness: what runs ends by itself.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """A week of a small cluster in virtual time, whose savings are known: what was extra is added up on the nodes at each
 step, from what their jobs really used, while the history only looks now and then."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What README tells to type, found by what is in it: tests run these lines as they stand there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

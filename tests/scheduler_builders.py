@@ -4,8 +4,6 @@ Jobs order CPU and memory only (no user slots), so that shares are easy to say. 
 fair-share update. Unlike in the product no operation is protected by its number of jobs unless a test asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 

@@ -34,14 +34,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import (
-    ROOT_POOL,
-    UNSTORED_STARTS,
-    Config,
-    JobCounts,
-    OperationRecord,
-    Rules,
-)
+from cpumond.scheduler.model import ROOT_POOL, UNSTORED_STARTS, Config, JobCounts, OperationRecord, Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service.stored import encode, encode_starts, load_state

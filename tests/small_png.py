@@ -1,7 +1,5 @@
 """Pictures of pages as small files: 256 colours, which pages hardly have more of, in place of 16 million."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections import Counter

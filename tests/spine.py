@@ -1,7 +1,5 @@
 """The integration tests of the short lane: a few for each real part, by file of tests/integration."""
 
-from __future__ import annotations
-
 from typing import Final
 
 SPINE: Final[dict[str, tuple[str, ...]]] = {

@@ -1,8 +1,6 @@
 """What every store does, whichever engine keeps its records and its log: tests over a ``make_opener`` fixture, for
 classes that inherit them. The fixture makes an empty place for a store, and gives what opens the store there."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

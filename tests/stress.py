@@ -11,8 +11,6 @@ pairs   40 random pairs of test files, each pair in one process
 The lane is the short one, with ``--all`` everything but tests/slow. Seeds are printed; ``--seed`` repeats a run.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A program in a terminal, as it was: recorded with its times, and drawn as an SVG that moves by CSS alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

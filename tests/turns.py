@@ -1,7 +1,5 @@
 """Tests run in several processes, since most of them wait; some measure how CPU is shared and must run alone."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """A scheduler without sockets on a store that can be told to refuse."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

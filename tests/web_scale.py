@@ -4,8 +4,6 @@ The store is filled before the scheduler starts: over HTTP the same takes minute
 pools and is on the disk before the next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import uuid

@@ -1,7 +1,5 @@
 """Commands of the ``yt`` protocol to a scheduler in this process, without transport, and a played node."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import ServedNode, StillClock
 

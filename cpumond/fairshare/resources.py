@@ -118,13 +118,7 @@ def scale_cpu(cores: float, factor: float) -> float:
 def scale_resources(x: Vector, factor: float) -> Vector:
     """Return amounts times ``factor``, rounded to integers, cpu to multiples of 0.01, halves away from zero (17)."""
     a, _, c, d, e = scale(x, factor)
-    return (
-        round_half_away(a),
-        scale_cpu(x[CPU], factor),
-        round_half_away(c),
-        round_half_away(d),
-        round_half_away(e),
-    )
+    return (round_half_away(a), scale_cpu(x[CPU], factor), round_half_away(c), round_half_away(d), round_half_away(e))
 
 
 def sum_resources(vectors: list[Vector]) -> Vector:

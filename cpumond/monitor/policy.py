@@ -251,10 +251,7 @@ def _push(window: tuple[float, ...], value: float, size: int) -> tuple[float, ..
 VoteCounter = Callable[
     [tuple[float, ...], float, float, MonitorSettings, float], tuple[tuple[float, ...], "int | None"]
 ]
-VOTE_MODES: Final[dict[str, VoteCounter]] = {
-    "document": count_document_votes,
-    "ytsaurus": count_ytsaurus_votes,
-}
+VOTE_MODES: Final[dict[str, VoteCounter]] = {"document": count_document_votes, "ytsaurus": count_ytsaurus_votes}
 """Value of ``vote_mode`` -> function that updates a window and sums its votes."""
 
 

@@ -17,10 +17,7 @@ class Rule(NamedTuple):
     look: Callable[[JobState, CpuReading, MonitorSettings], Stepped | None]
 
 
-RULES: Final[dict[LimitRule, Rule]] = {
-    "document": Rule(policy.step, policy.look),
-    "peak": Rule(peak.step, peak.look),
-}
+RULES: Final[dict[LimitRule, Rule]] = {"document": Rule(policy.step, policy.look), "peak": Rule(peak.step, peak.look)}
 """Name -> rule. A new rule also needs its name in ``LimitRule`` and a line in ``RULE_DEFAULTS`` (``model.py``)."""
 
 

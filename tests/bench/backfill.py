@@ -12,8 +12,6 @@ Prints a table in Markdown. ``--check``: exit code 1 unless what is idle beside 
 of 100 gangs start no later. What jobs that gave room back had done is lost; without backfill that room was idle.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ each figure, then what fell; exit code 1 where something fell or there was no ti
 runs.toml in place of the comparison: on a machine that does nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

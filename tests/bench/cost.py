@@ -9,8 +9,6 @@ ratio, resident memory, and seconds from exec to the first tick.
 when one is above its bound.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

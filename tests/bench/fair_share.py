@@ -8,8 +8,6 @@ in units of the same loop.
     python tests/bench/fair_share.py [--trees NAME ...] [--rounds 5] [--profile NAME]
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import dataclasses

@@ -9,8 +9,6 @@ are corrected in the order of time as a scheduler does, each by the starts befor
     python tests/bench/forecast_days.py --read docs/pictures/forecast.json [--plot docs/pictures/forecast.svg] [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -10,8 +10,6 @@ byte of the log as ``[audit] max_size`` counts it, how long opening takes and wh
 ``--check``: exit code 1 when a ratio is above its bound, which is for a machine that does nothing else and a disk.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -10,8 +10,6 @@ as much burst as ``peak`` (``burst_ratio`` 1).
 ``--reclaimed-work`` prints a table instead: what jobs on the CPU that guarantees free get done, and what of it is lost.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

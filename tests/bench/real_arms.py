@@ -1,7 +1,5 @@
 """The arms of ``real_services.py``: who moves the servers' limits, and which batch work runs beside them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,13 +14,7 @@ from typing import Final
 
 import httpx2
 import psutil
-from real_figures import (
-    AGAIN,
-    BASE,
-    PLAIN,
-    compute_free,
-    compute_suppressed,
-)
+from real_figures import AGAIN, BASE, PLAIN, compute_free, compute_suppressed
 from real_servers import Groups, count_lines, find_compiler, read_busy_s, read_used_s, write_unit
 
 from cpumond.cluster import Cluster

@@ -11,8 +11,6 @@ Needs root, two CPUs, and Debian's postgresql, nginx-light, redis-server, nodejs
 of other load is dropped from the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

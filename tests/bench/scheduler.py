@@ -16,8 +16,6 @@ measured: whether any is late by more than its period, and the scheduler's memor
     python tests/bench/scheduler.py --paced --nodes 10000 --jobs 10 --differences --seconds 120
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import heapq

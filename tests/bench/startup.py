@@ -6,8 +6,6 @@ Printed: the median of all runs in seconds of CPU, as the kernel counts them for
 interpreter that does nothing, in turns with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import statistics

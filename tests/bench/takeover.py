@@ -8,8 +8,6 @@ were back, the most requests in any one second at one scheduler and at both, as 
     python tests/bench/takeover.py [--nodes 1000] [--period 1.0] [--lease 10] [--fault kill|stop|both] [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import bisect

@@ -8,8 +8,6 @@ flushed by fsync: rates are compared with these two.
     python tests/bench/throughput.py [--clients 16] [--nodes 200] [--slots 40] [--seconds 60] [--store postgresql]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

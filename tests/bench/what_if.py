@@ -8,8 +8,6 @@ there, when the exact one was, and the 99th percentile of a heartbeat in both.
     python tests/bench/what_if.py [--nodes 3000] [--operations 10000] [--period 5] [--rounds 3] [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -5,8 +5,6 @@ Printed: seconds by the clock of reports one after the other, what they cost, an
     python tests/bench/why.py [--nodes 1000] [--operations 3000] [--pools 100] [--rounds 3] [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

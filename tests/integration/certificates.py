@@ -1,7 +1,5 @@
 """Certificates of an authority that lives as long as a test, made by openssl."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cpumond`` in the process of the test, where the start of another one would take longest."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

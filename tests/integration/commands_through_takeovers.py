@@ -1,7 +1,5 @@
 """Commands through the loss of the leader, again and again: what was acknowledged is there, and nothing twice."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections import Counter

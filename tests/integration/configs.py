@@ -1,7 +1,5 @@
 """Configurations of the agents under test: quick checks, low floors, one source over all cgroups of the test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent_process import AgentProcess

@@ -1,7 +1,5 @@
 """What every executor does, whatever its kind: tests over a ``rig`` fixture, for classes that inherit them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

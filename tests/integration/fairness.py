@@ -1,7 +1,5 @@
 """Three real agents, one real scheduler, real jobs: what pools are due and what the kernel says they used."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -5,8 +5,6 @@ and how large it gets.
 wait is counted in CPU time of the scheduler's first thread: other work of the machine has no part in it.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import select

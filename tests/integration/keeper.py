@@ -7,8 +7,6 @@ hierarchy, and DIRECTORY with what is mounted in it. Its last line is "" or what
 ``--private``: it is in a mount namespace of its own, where /run and /etc/docker become empty. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import glob

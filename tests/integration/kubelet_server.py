@@ -1,7 +1,5 @@
 """A small server in place of a kubelet, and one in place of a container runtime: they say what a test has them say."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

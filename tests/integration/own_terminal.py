@@ -1,7 +1,5 @@
 """A command on a terminal of its own: the keys that are pressed, what it shows, and how it leaves the terminal."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """PostgreSQL for tests: a server for the whole run, and an empty database in it for each test."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

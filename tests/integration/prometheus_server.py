@@ -1,7 +1,5 @@
 """A real Prometheus server as a process of its own, asked over its query API."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures of real parts: cgroups of our own, load in them, agent, scheduler and engines as processes of their own."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

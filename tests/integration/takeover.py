@@ -1,7 +1,5 @@
 """Two real schedulers on PostgreSQL, three agents and their jobs, through the loss of the leader again and again."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

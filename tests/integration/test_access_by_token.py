@@ -1,7 +1,5 @@
 """Who may do what: tokens of users and of nodes, takeovers of nodes, and the address that needs no tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 A cell that says "-" must be refused for want of a token or of rights, one that says "yes" must not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

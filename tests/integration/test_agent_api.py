@@ -1,7 +1,5 @@
 """The sockets of a running agent: who may do what over which, and that no client disturbs the ticks."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import signal

@@ -1,7 +1,5 @@
 """The agent's own files are removed under it, or cannot be written: what it does, and what ``restore`` says then."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``actuator = "guarantee"``: job guarantees move, containers are not touched, and other jobs run on the rest."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a running agent: off unless asked for, this host only, read only, and graphs of real load."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The agent and the kernel's pressure (PSI) of real cgroups: the limit comes back without a look at throttling."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The agent over real cgroups: it follows use, gives back at once, and leaves every file as it was found."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The agent on real cgroups that come and go, with jobs of the socket, without rights, without room on the disk."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The agent on real cgroups that get other names, and under mounts that go away or are covered."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

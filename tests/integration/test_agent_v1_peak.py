@@ -4,8 +4,6 @@ next check, and what somebody else decides stays.
 Checks are seconds apart, looks 100 ms: what a look gave back is counted apart.
 """
 
-from __future__ import annotations
-
 import pytest
 from agent_process import AgentProcess
 from configs import FLOOR, describe_agent, describe_source

@@ -1,7 +1,5 @@
 """The agent on real cgroups beside others: quotas above, other writers, pause, modes, reload, pins."""
 
-from __future__ import annotations
-
 import os
 import signal
 

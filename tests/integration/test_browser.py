@@ -1,7 +1,5 @@
 """The watched pages of the browser tests: what goes wrong in one fails its test, and nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """One contract for every kind of cgroup: this machine's real ones, and fake trees of the layouts it does not have."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

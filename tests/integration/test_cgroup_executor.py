@@ -1,7 +1,5 @@
 """The executor of kind "cgroup" with this machine's cgroups, its keeper, and real jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Commands, doctor, `yt`, the page and an agent's link with two real schedulers on one PostgreSQL."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The closed loop: CPU that a job ordered and does not use runs another job, and comes back when it is wanted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

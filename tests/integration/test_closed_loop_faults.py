@@ -1,7 +1,5 @@
 """The closed loop where something goes wrong: processes that die, networks that fail, nodes that are overdrawn."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -11,15 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closed_loop import (
-    MIB,
-    WAIT_S,
-    Loop,
-    Proxy,
-    configure,
-    is_alive,
-    restart,
-)
+from closed_loop import MIB, WAIT_S, Loop, Proxy, configure, is_alive, restart
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies

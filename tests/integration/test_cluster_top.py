@@ -1,7 +1,5 @@
 """``cpumond top --cluster`` on a real terminal: each key, the ends, and the terminal as it was."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

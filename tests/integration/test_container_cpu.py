@@ -1,8 +1,6 @@
 """Whether a job has a ceiling, and what moves: ``set_container_cpu_limit`` of tasks, pools and trees, by the unmodified
 ``yt`` (semantics.md 1.6, 1.10)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

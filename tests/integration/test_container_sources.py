@@ -3,8 +3,6 @@
 Needs root, and Debian's packages docker.io, podman, runc and busybox-static.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``status``, ``top``, ``explain``, ``job`` and ``doctor`` against a real agent on real cgroups."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A real Prometheus server scrapes a running scheduler and agent: each panel of each dashboard has data."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

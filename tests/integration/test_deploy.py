@@ -4,8 +4,6 @@ What the manifests run is run here for real: their shell programs beside an agen
 image's build stage in directories of the test.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """``cpumond estimate`` on real cgroups with real load: names, sums as the kernel counts them, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -33,11 +31,7 @@ WORKLOADS = {
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, "estimate", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        [*COMMAND, "estimate", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
 
 

@@ -1,7 +1,5 @@
 """``cpumond estimate --prometheus`` against a real Prometheus with hours of history, and odd servers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile
@@ -52,10 +50,7 @@ def list_samples(begin: int) -> Iterator[str]:
             for cpu in (0, 1)
             for at in times
         )
-    for name, is_quota in (
-        ("container_spec_cpu_quota", 1),
-        ("container_spec_cpu_period", 0),
-    ):
+    for name, is_quota in (("container_spec_cpu_quota", 1), ("container_spec_cpu_period", 0)):
         yield f"# TYPE {name} gauge"
         for labels, (_, quota) in CADVISOR.items():
             if quota is not None:

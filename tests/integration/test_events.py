@@ -1,7 +1,5 @@
 """Events, the audit log and undo with a real scheduler: what is stored, who sees it, the commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 A command without a case here fails ``test_every_command_has_a_case``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import fcntl

@@ -1,7 +1,5 @@
 """One node of two fails every job: by HTTP and commands against a real scheduler, and by a real agent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

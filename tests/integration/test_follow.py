@@ -1,7 +1,5 @@
 """Following the jobs of an operation: however many there are, none is passed over, and long lines do not pile up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What is foretold is compared with what then happens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

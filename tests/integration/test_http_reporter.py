@@ -1,7 +1,5 @@
 """The HTTP reporter against real servers on the loopback."""
 
-from __future__ import annotations
-
 import random
 import socket
 import threading

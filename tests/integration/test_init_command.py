@@ -1,7 +1,5 @@
 """``cpumond init`` and ``doctor`` with real engines: what is found, what is written, and that the agent lives by it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ No API server of Kubernetes runs here: in its place is a small server with lists
 patch, written after the published API.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Neither a kubelet nor a container runtime runs here. In their place is a small s
 gRPC (``kubelet_server.py``); what they answer is written after the published API, not recorded on a live node.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Accounts of this machine at the scheduler's unix socket, and what commands and agents do there."""
 
-from __future__ import annotations
-
 import json
 import pwd
 import signal

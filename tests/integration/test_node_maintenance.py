@@ -1,7 +1,5 @@
 """``cpumond node cordon``, ``uncordon`` and ``drain``, by hand and by ``yt``, against real schedulers."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The OpenAPI document is true: requests made of it, good and bad ones, get the answers that it promises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two schedulers when the database's primary is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator
@@ -31,10 +29,7 @@ def test_a_killed_primary_costs_no_confirmed_command_and_a_few_seconds(tmp_path:
     with open_pair() as (primary, standby):
         run_sql(primary.conninfo(), "CREATE DATABASE site")
         conninfo = standby.conninfo_of_both("site")
-        with (
-            run_scheduler(tmp_path / "one", conninfo) as one,
-            run_scheduler(tmp_path / "two", conninfo) as two,
-        ):
+        with run_scheduler(tmp_path / "one", conninfo) as one, run_scheduler(tmp_path / "two", conninfo) as two:
             wait_until(lambda: leads(one) or leads(two), "one of them leads")
             leader = one if leads(one) else two
             names = [f"pool-{number}" for number in range(20)]

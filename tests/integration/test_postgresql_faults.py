@@ -1,7 +1,5 @@
 """The store on PostgreSQL when its sessions, server, network and scheduler fail."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The store on PostgreSQL and its arbiter, on a real server."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

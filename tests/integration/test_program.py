@@ -1,7 +1,5 @@
 """The program as a process: what it imports, output that nobody reads any more, a disk that is full."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

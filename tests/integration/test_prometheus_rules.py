@@ -1,7 +1,5 @@
 """The files of ``config/prometheus`` and ``config/grafana``: they are good, tested, and each alert has its runbook."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The recipes of docs/access.md with Debian's nginx in front of the scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

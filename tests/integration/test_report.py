@@ -1,7 +1,5 @@
 """``cpumond report`` against a real scheduler with a history, and a node that tells what its jobs used."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

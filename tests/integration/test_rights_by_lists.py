@@ -3,8 +3,6 @@
 Answers that depend on who asks. What each may do is in ``test_access_table.py`` and ``tests/unit/scheduler/access``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A roll-out on a real scheduler and real agents: what is told, what is obeyed, and a canary that throttles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

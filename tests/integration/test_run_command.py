@@ -1,7 +1,5 @@
 """``run``, ``operation wait``, ``operation log --follow``, and the commands that need an agent, on a cluster."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Savings of some hours whose truth is known, by the command line, in all and by week."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """``cpumond tree``, ``pool``, ``operation`` and ``node`` against a real scheduler, as a user types them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

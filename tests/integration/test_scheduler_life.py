@@ -1,7 +1,5 @@
 """The life of ``cpumond scheduler`` as a process: start, refusals, tokens, nodes, restart, end."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

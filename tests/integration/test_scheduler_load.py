@@ -1,7 +1,5 @@
 """What one client can cost the others: memory of the running scheduler, and how long an honest node waits meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import select

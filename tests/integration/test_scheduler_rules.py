@@ -1,8 +1,6 @@
 """Rules of operations on a running scheduler, as ``yt`` meets them: a time limit over kill -9, what the client adds by
 itself, and a tree as it prints it (semantics.md 2.8)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

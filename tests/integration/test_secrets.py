@@ -3,8 +3,6 @@
 Scenarios VAULT-2 and VAULT-3: a tracked `yt vanilla`, whose second job starts after the scheduler was killed.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Completion in the shells themselves, with the scripts that the Debian package has: what Tab gives."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """docs/simulate.md: what its examples print is what the program prints, and its tables name all there is."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

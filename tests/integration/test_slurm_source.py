@@ -5,8 +5,6 @@ With cpu and cpuacct mounted apart Slurm makes no cgroup of the cpu controller: 
 Jobs in cgroups that Slurm makes are in ``tests/machine``. Needs root, and Debian's packages slurm-wlm and munge.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

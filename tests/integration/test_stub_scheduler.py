@@ -1,7 +1,5 @@
 """``cpumond stub-scheduler`` as a process, and ``cpumond schema``."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

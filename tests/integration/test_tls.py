@@ -1,7 +1,5 @@
 """TLS of the scheduler: certificates that are trusted and others, new ones without a restart, agents and commands."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

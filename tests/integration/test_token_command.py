@@ -1,7 +1,5 @@
 """Tokens that are made, listed and revoked while the scheduler runs, with the command line and over HTTP."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

@@ -1,7 +1,5 @@
 """Traces of operations: a real scheduler, agent and job, OpenTelemetry's own exporter, and a collector that decodes."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``cpumond tree export``, ``plan`` and ``apply`` against real schedulers: a tree kept as a file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

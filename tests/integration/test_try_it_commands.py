@@ -1,7 +1,5 @@
 """dry-run, record and demo on real cgroups: what they print is true, they write nothing, they leave nothing."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,7 +1,5 @@
 """Two schedulers, three agents, real jobs: what the loss of the leader costs them. ``tests/slow`` has more rounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ It wrote ``tests/data/scheduler_0.1.db.gz``: the trees ``default`` and ``gpu``; 
 in it, and ``batch``; an operation of ann's in ``nlp`` and one of ben's that was aborted; node ``n1``.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import pwd

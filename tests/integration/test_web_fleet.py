@@ -1,7 +1,5 @@
 """The page of all agents: what they tell, a stage that is set after its plan was shown, and what users may not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the web page is served and asks for, from a real scheduler: files, tables, specifications, history, refusals."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

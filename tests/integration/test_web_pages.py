@@ -1,7 +1,5 @@
 """The web pages in a real browser, of a scheduler and agents with real jobs: each shows what the API says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

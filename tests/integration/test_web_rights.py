@@ -1,7 +1,5 @@
 """What the scheduler's page shows of rights and of what happened: to an administrator, and to users of two teams."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """What if, on the pages: a simulation of an operation, of a pool's change and of a node less; nodes are cordoned and
 drained after their plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

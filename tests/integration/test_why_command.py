@@ -1,7 +1,5 @@
 """``cpumond why`` against a real scheduler: the sentence, the table, and its change applied as it is printed."""
 
-from __future__ import annotations
-
 import shlex
 
 from test_json_api import make_node

@@ -1,7 +1,5 @@
 """Commands about jobs by the unmodified client, against real agents that run them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

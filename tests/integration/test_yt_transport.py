@@ -3,8 +3,6 @@
 The unmodified ``yt`` command line is in ``tests/slow``, and some of its commands in other files here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gzip

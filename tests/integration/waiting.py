@@ -1,7 +1,5 @@
 """Waiting for something that happens in another thread or process, and looking at what processes hold."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Boots the guest of ``nspawn.sh`` for a test module: one script of ``guest/`` runs there and leaves its facts."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

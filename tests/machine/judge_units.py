@@ -1,8 +1,6 @@
 """What the facts of ``guest/units.py`` must say, for every machine that runs it. ``slow``: how many times slower than
 natively that one is."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 One boot sees both (``guest/engine_sockets.py``, half a minute) and leaves facts; each test judges one of them.
 """
 
-from __future__ import annotations
-
 import pytest
 from guest_host import Facts, assert_quiet, boot, of
 

@@ -3,8 +3,6 @@
 One boot lives it all (``guest/scheduler_service.py``, about half a minute) and leaves facts; each test judges one.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 One boot lives the whole life (``guest/service_life.py``, some two minutes) and leaves facts; each test judges one.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@ Two boots: one runs what every executor must do (``guest/systemd_contract.py``),
 (``guest/systemd_executor.py``) and leaves facts; each test judges one.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

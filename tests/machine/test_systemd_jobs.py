@@ -3,8 +3,6 @@
 One boot lives it all (``guest/systemd_jobs.py``, about half a minute) and leaves facts; each test judges one.
 """
 
-from __future__ import annotations
-
 import pytest
 from guest_host import Facts, assert_came, assert_quiet, lives, of
 

@@ -4,8 +4,6 @@ One boot lives it all (``guest/units.py``, about a minute) and leaves facts; eac
 script runs on the other layouts of cgroups in the emulated machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

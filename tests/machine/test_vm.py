@@ -12,8 +12,6 @@ end says how long the machine took, which tests were left out, and why. ``CPUMON
 there. Without qemu the tests are skipped.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +26,7 @@ FULL = os.environ.get("CPUMOND_MACHINE") == "full"
 NOT_HERE = {"browser": "needs a browser", "prometheus": "needs Prometheus"}
 """By marker: what the guest does not have."""
 LEFT_OUT = {
-    "test_try_it_commands.py::test_demo_tells": "the demo's story is told in seconds that an emulated processor misses",
+    "test_try_it_commands.py::test_demo_tells": "the demo's story is told in seconds that an emulated processor misses"
 }
 """By the beginning of the name."""
 TOO_SLOW = "too slow on an emulated processor, or shown by others there; CPUMOND_MACHINE=full runs it"

@@ -1,7 +1,5 @@
 """Boots the machine of ``vm.sh`` for a test module: scripts of ``guest/`` run there one after the other."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

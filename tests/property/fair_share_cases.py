@@ -4,8 +4,6 @@ All inputs are valid (fair_share_update.md 16): weights are positive, demand cov
 operations, and no pool with integral guarantees lies below another.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random

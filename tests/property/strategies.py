@@ -4,8 +4,6 @@ Ratios, usages and times are thousandths: short in a failing example, and far fr
 scaling by a power of two is exact.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -3,8 +3,6 @@
 Section numbers are those of fair_share_update.md.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -4,8 +4,6 @@ Where what is wanted of a resource sums up to exactly 1, what comes after it alo
 (9.4, "trim"); where the sum falls short by one unit in the last place, it is.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

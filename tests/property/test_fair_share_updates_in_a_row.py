@@ -1,7 +1,5 @@
 """An updater with memory gives what an update without gives, to the last bit, whatever changed in between."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -4,8 +4,6 @@ The cluster and the run ahead know the same of the jobs; what the scheduler deci
 played without the code of the run ahead: its own nodes, its own order of events.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

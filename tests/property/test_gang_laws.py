@@ -1,7 +1,5 @@
 """Laws of gangs on random clusters: never in part, whatever happens; nobody starves by what is kept free for one."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,7 +1,5 @@
 """Laws of shares where what the steps of gangs cut off is shared out (fair_share_update.md 12.3)."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Laws of the history: whatever is added and restarted, each moment is there once and sums stay."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import tempfile

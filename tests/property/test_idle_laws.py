@@ -1,7 +1,5 @@
 """What always holds of the answer to why CPU stands idle, on random clusters with random limits."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """Laws of a simulated job under a limit, over any work and any settings."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from examples import examples

@@ -1,7 +1,5 @@
 """YTsaurus' digest of the memory of a task's jobs beside a literal reading of its description (semantics.md 8.1)."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Laws of the job CPU monitor over any trace and any settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Laws of rule ``peak`` over any course of checks and looks, and the rule written down again from its text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

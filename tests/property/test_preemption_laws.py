@@ -1,7 +1,5 @@
 """Laws of preemption on small random trees: each plan checked by brute force, and many steps without ping-pong."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

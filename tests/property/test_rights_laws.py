@@ -1,7 +1,5 @@
 """Laws of access lists, over made-up trees, lists and commands (semantics.md 12)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """Law of the comparison with the control group, over made-up days."""
 
-from __future__ import annotations
-
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st

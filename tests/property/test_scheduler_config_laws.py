@@ -1,7 +1,5 @@
 """Laws of changes of trees and pools, over random sequences of commands (semantics.md 2)."""
 
-from __future__ import annotations
-
 import itertools
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of the scheduler's state over random commands, heartbeats, silences and restarts (semantics.md 2 to 9)."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

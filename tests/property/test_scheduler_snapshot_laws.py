@@ -4,8 +4,6 @@ Random trees are made by commands; the update of a snapshot that is written down
 give what the scheduler's pools and operations got (semantics.md 2.5, 2.10, 4, 9; fair_share_update.md 1).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Laws of trees as files: written, read and applied, over random trees (semantics.md 2.12)."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Laws of taking back changes of trees and pools, over random sequences of commands (semantics.md 12.5)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType

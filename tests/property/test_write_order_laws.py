@@ -1,7 +1,5 @@
 """Laws of the writes over a small model of the kernel: every step is legal where both ends are."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

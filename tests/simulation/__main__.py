@@ -1,7 +1,5 @@
 """``python -m simulation [SEED|FIRST-LAST] [OPTION]...`` in tests/: lives through them."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """What must hold: at each step (safety), and once the faults have ended (liveness)."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

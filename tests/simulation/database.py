@@ -4,8 +4,6 @@
 call is carried out at one moment, and says by ``charge`` how long it took. ``checks_fence`` is off for a mutation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from memory_log import MemoryLog

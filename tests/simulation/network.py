@@ -1,7 +1,5 @@
 """The network between processes: requests and answers that are late, lost, repeated or out of order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A scheduler's process: the real ``Scheduler`` while it leads, behind an application of three requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, MutableMapping
 from typing import Any

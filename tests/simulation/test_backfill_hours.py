@@ -1,7 +1,5 @@
 """Some hours of the backfill week (tests/bench/backfill.py has all of it)."""
 
-from __future__ import annotations
-
 from played_backfill import HOUR_S, PlayedBackfill
 
 

@@ -1,7 +1,5 @@
 """Mistakes made on purpose are found within a hundred seeds, each by what follows from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulation's own parts keep the contracts of what they stand for: event loop, store, arbiter."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

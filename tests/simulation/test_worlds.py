@@ -3,8 +3,6 @@
 ``python -m simulation SEED -v`` in tests/ shows all that happens in one. Thousands of seeds are in tests/slow.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

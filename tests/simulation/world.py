@@ -1,7 +1,5 @@
 """One seed is one world: a pair of schedulers, their database, hosts with agents, users, and what goes wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

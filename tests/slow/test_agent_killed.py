@@ -1,8 +1,6 @@
 """An agent that is killed again and again under load: what rule ``peak`` learned is back each time, and no limit is low
 when ``cpumond restore`` is done."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """Three real nodes, 100 operations in three pools: each pool gets the CPU that the fair share promises, also where one
 of them wants little for a time."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F811 - fixtures of another file are arguments here
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Commands while the leader is killed, stopped and ended, again and again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

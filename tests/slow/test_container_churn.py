@@ -1,7 +1,5 @@
 """Hundreds of containers started and removed in a row under a real agent, the engine killed and started meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 from agent_process import AgentProcess
 from engines import Dockerd

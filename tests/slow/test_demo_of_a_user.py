@@ -1,7 +1,5 @@
 """``cpumond demo`` of somebody without rights: its whole story on a simulated kernel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

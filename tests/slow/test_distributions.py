@@ -1,8 +1,6 @@
 """Wheel and source distribution: what is in them, that both ways and each build give the same bytes, and that the wheel
 runs in an environment of its own. Needs the network."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

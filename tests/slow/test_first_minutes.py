@@ -1,7 +1,5 @@
 """README's first lines in a checkout on a bare Debian, the package that is built there, and lintian's word on it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 The base is a Debian made by mmdebstrap, which the guests of ``nspawn.sh`` have too; the registry's is not asked for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ limits of jobs down, and leaves facts; each test judges one. "The version before
 other was released yet.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -111,13 +109,7 @@ def read_documents() -> dict[str, Any]:
     heads = (r"2\. Guarantee \| `(.*?)`, ", r"3\. Weight \| `(.*?)` \|", r"4\. Quota \| `(.*?)` \|")
     steps = ".*".join(rf"^\| {head}" for head in heads)
     ((mode, weight, quota),) = re.findall(steps, text, re.MULTILINE | re.DOTALL)
-    return {
-        "lines": README,
-        "toml": toml,
-        "mode": mode,
-        "weight": weight,
-        "quota": quota,
-    }
+    return {"lines": README, "toml": toml, "mode": mode, "weight": weight, "quota": quota}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The store on PostgreSQL under SIGKILL of the server and of its sessions at any moment."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

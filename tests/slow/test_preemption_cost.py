@@ -1,7 +1,5 @@
 """The option of a tree that counts what preemption costs keeps what it promises (tests/bench/preemption_cost.py)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two thousand seeds of the simulated world, and how fast they are; the figures are in docs/trust.md."""
 
-from __future__ import annotations
-
 import pytest
 from simulation.world import Options, Outcome, run_seed
 

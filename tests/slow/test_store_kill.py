@@ -1,7 +1,5 @@
 """The store under SIGKILL at any moment, and on a disk that is full, read-only or limited."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Two schedulers, three agents, real jobs: the leader is killed and stopped again and again, and loses its session."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The run of the tests themselves: turns, time, what is left out, and what is said when a run is ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

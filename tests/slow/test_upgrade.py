@@ -3,8 +3,6 @@
 0.1 and 0.2 are taken from this repository's history; their libraries are this environment's.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

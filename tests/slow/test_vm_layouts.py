@@ -5,8 +5,6 @@ engines' jobs; two machines more for ``v1``, with cpu and cpuacct mounted togeth
 mounts, limits and discovery.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ What another systemd may do otherwise: units as jobs under real load (``guest/un
 ``daemon-reload``), the executor of kind ``systemd``, and what looks at cgroups.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The web pages while what they show is not there: they say so, with the time, and go on by themselves."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ def check_stale(page) -> None:
     expect(page.get_by_role("status").filter(has_text="this page is out of date")).to_have_text(
         re.compile(
             r"No answer since \d\d:\d\d:\d\d \(\d+(\.\d+)? s\): this page is out of date; the server does not answer\."
-        ),
+        )
     )
     assert page.locator("h1").count() == 1  # what was there stays
 

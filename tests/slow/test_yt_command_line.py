@@ -1,7 +1,5 @@
 """The unmodified ``yt`` of ytsaurus-client against a running scheduler, with and without the bindings of YSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Who may import whom: the borders between the folders of the package, read from its source."""
 
-from __future__ import annotations
-
 import re
 
 import picture

@@ -1,7 +1,5 @@
 """``tests/bench/check.py``: which figures it finds, how it compares them, and that every bench has a way to be run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

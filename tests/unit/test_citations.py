@@ -1,7 +1,5 @@
 """Each section of docs/specification that a docstring, a comment or the name of a test cites is there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

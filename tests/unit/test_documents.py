@@ -1,7 +1,5 @@
 """README, CONTRIBUTING.md and docs/: links, commands, configuration keys and metrics that they name exist."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """README and its pictures are no older than what they show."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

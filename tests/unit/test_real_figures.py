@@ -1,7 +1,5 @@
 """How ``tests/bench/real_services.py`` makes its load and its table."""
 
-from __future__ import annotations
-
 import sys
 from itertools import pairwise
 from pathlib import Path

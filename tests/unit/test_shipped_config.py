@@ -1,7 +1,5 @@
 """config/cpumond.toml shows every key with its default, and says so truly."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib

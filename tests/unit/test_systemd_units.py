@@ -1,7 +1,5 @@
 """The files of ``systemd/``: systemd's own checks accept them, and they say what the program relies on."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What users read says whose documentation it means: they do not know which documents "the documents" are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -50,12 +50,7 @@ class ReplyCache:
 
     ``now`` is wall-clock time in seconds, so that replies can outlive the process."""
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        max_replies: int = 20_000,
-        max_age_s: float = 900.0,
-    ) -> None:
+    def __init__(self, now: Callable[[], float], max_replies: int = 20_000, max_age_s: float = 900.0) -> None:
         self._now = now
         self._max_replies = max_replies
         self._max_age_s = max_age_s
@@ -137,13 +132,7 @@ class ReplyCache:
 
 def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: Any) -> dict[str, Any]:
     """A successful reply in the form for ``ReplyCache.restore``."""
-    return {
-        "user": user,
-        "mutation_id": mutation_id,
-        "command": command,
-        "at_s": at_s,
-        "reply": to_json_tree(reply),
-    }
+    return {"user": user, "mutation_id": mutation_id, "command": command, "at_s": at_s, "reply": to_json_tree(reply)}
 
 
 def _asks_for_another_try(error: CpumondError) -> bool:

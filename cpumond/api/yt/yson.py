@@ -272,9 +272,7 @@ _FALSE_TRUE = (b"\x04", b"\x05")
 
 
 def write_yson(
-    value: Any,
-    variant: Literal["binary", "text", "pretty"] = "text",
-    give_way: Callable[[], object] | None = None,
+    value: Any, variant: Literal["binary", "text", "pretty"] = "text", give_way: Callable[[], object] | None = None
 ) -> bytes:
     """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on its own line (section 5).
 

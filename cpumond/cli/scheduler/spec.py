@@ -115,10 +115,7 @@ _options = combine(
         "--time-limit", "time_limit_s", type=DurationType(0.001, 1e12), help="The operation fails after this time."
     ),
     click.option(
-        "--job-time-limit",
-        "job_time_limit_s",
-        type=DurationType(1.0, 1e12),
-        help="A job that runs longer has failed.",
+        "--job-time-limit", "job_time_limit_s", type=DurationType(1.0, 1e12), help="A job that runs longer has failed."
     ),
     click.option(
         "--retry",

@@ -148,12 +148,7 @@ class ContainerEngine:
         return describe(error) or type(error).__name__
 
     async def _follow(
-        self,
-        client: httpx2.AsyncClient,
-        events: httpx2.Response,
-        publish: Publish,
-        nudged: asyncio.Event,
-        owner: int,
+        self, client: httpx2.AsyncClient, events: httpx2.Response, publish: Publish, nudged: asyncio.Event, owner: int
     ) -> None:
         changed: set[str] = set()
 
@@ -294,10 +289,7 @@ def shorten(container: Container) -> Container:
     labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
     host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
     return msgspec.structs.replace(
-        container,
-        name=clean(container.name),
-        config=_Config(clean(config.image), labels),
-        host_config=host_config,
+        container, name=clean(container.name), config=_Config(clean(config.image), labels), host_config=host_config
     )
 
 

@@ -360,10 +360,7 @@ class KubeletEngine:
         except AccessError as error:
             raise EngineError(f"{KIND}: token_file {error}") from error
         # The certificate is for the node's name, whatever the address is; no certificate is for the loopback.
-        return {
-            "headers": {"authorization": f"Bearer {token}"},
-            "extensions": {"sni_hostname": self.access.node_name},
-        }
+        return {"headers": {"authorization": f"Bearer {token}"}, "extensions": {"sni_hostname": self.access.node_name}}
 
     def _word(self, error: Exception) -> str:
         if isinstance(error, TimeoutError | httpx2.TimeoutException):

@@ -100,12 +100,7 @@ class SlurmEngine:
 
     def _make_job(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
         labels = clean_labels(
-            (
-                ("name", job.name),
-                ("user", job.user),
-                ("account", job.account),
-                ("partition", job.partition),
-            )
+            (("name", job.name), ("user", job.user), ("account", job.account), ("partition", job.partition))
         )
         # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this one.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)

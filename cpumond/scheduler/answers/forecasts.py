@@ -87,9 +87,7 @@ class Forecasts:
         await self._compare_starts()
         state, now, pace, seed = self._state, self._now(), self._pace(), self._seed
         limits = RunBudget(
-            self._horizon_s,
-            self._period_s * self._max_load,
-            FIRST_RUN_S if self.as_of is None else MOST_RUN_S,
+            self._horizon_s, self._period_s * self._max_load, FIRST_RUN_S if self.as_of is None else MOST_RUN_S
         )
         begun = time.monotonic()
         self._seed += 1

@@ -139,12 +139,7 @@ class Collector:
         # Most ticks have the same series as the previous one, so both share one copy of the names.
         self._names = tuple(old if old == names else names for old, names in zip(self._names, all_names, strict=True))
         return Tick(
-            now,
-            interval_s,
-            self._names,
-            tuple(rows.values for rows in all_rows),
-            left_out_operations,
-            self._totals,
+            now, interval_s, self._names, tuple(rows.values for rows in all_rows), left_out_operations, self._totals
         )
 
     def _look(self, element: Element) -> _Seen:

@@ -209,11 +209,7 @@ class HistoryRecorder:
         return await self._share(REPORT, ("waste", asker, since, self._round(until), tree, user, pool), work)
 
     def _list_jobs(
-        self,
-        since: float,
-        until: float,
-        user: str,
-        readable: Callable[[list[OperationRecord]], list[OperationRecord]],
+        self, since: float, until: float, user: str, readable: Callable[[list[OperationRecord]], list[OperationRecord]]
     ) -> JobsOf:
         """Return a function with which the worker lists the known jobs of operations that ran between two moments."""
         state = self._state

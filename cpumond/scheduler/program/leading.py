@@ -105,12 +105,7 @@ class Leading:
     arbiter, even if it failed."""
 
     def __init__(
-        self,
-        arbiter: Arbiter,
-        open_reign: Opener,
-        address: str,
-        lease_s: float,
-        now: Callable[[], float] = read_boot_s,
+        self, arbiter: Arbiter, open_reign: Opener, address: str, lease_s: float, now: Callable[[], float] = read_boot_s
     ) -> None:
         self.address = address
         self.lead = Lead(lease_s)

@@ -333,11 +333,7 @@ def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
 
 
 async def _serve(
-    service: _Service,
-    entrance: _Entrance,
-    config: SchedulerConfig,
-    manager: ServiceManager,
-    time_scale: float,
+    service: _Service, entrance: _Entrance, config: SchedulerConfig, manager: ServiceManager, time_scale: float
 ) -> None:
     stopping, answered = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -65,11 +65,7 @@ _PREEMPTION_ALIASES: Final = {
 }
 
 ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
-    "pool": {
-        **_PREEMPTION_ALIASES,
-        "min_share_resources": "strong_guarantee_resources",
-        "scheduling_tag": TAG_FILTER,
-    },
+    "pool": {**_PREEMPTION_ALIASES, "min_share_resources": "strong_guarantee_resources", "scheduling_tag": TAG_FILTER},
     "tree": {
         **_PREEMPTION_ALIASES,
         "max_operations_per_pool": "max_operation_count_per_pool",

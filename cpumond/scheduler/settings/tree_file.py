@@ -211,11 +211,7 @@ def check_names(kind: Kind, table: Table) -> None:
 
 
 def _with_pool_tables(
-    tree: TreeConfig,
-    tables: tuple[PoolTable, ...],
-    prune: bool,
-    new_id: Callable[[], str],
-    warnings: list[str],
+    tree: TreeConfig, tables: tuple[PoolTable, ...], prune: bool, new_id: Callable[[], str], warnings: list[str]
 ) -> TreeConfig:
     twice = next((name for name, number in Counter(table.name for table in tables).items() if number > 1), None)
     if twice is not None:

@@ -145,10 +145,7 @@ class SqliteStore:
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield all records in order; each is compared with its checksum. Raises StoreError."""
         self._check_open()
-        with (
-            _explained(self.path, "read"),
-            contextlib.closing(self._connection.cursor()) as cursor,
-        ):
+        with _explained(self.path, "read"), contextlib.closing(self._connection.cursor()) as cursor:
             for kind, key, value, crc in cursor.execute("SELECT kind, key, value, crc FROM records ORDER BY kind, key"):
                 sound = isinstance(kind, str) and isinstance(key, str) and isinstance(value, bytes)
                 if not sound or crc != _checksum(kind, key, value):

@@ -4,23 +4,12 @@ drop-in of ``cpumond init`` and without; leaves what it saw in /out/facts.json f
 Podman answers to Docker's interface, too. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from guest_tools import (
-    WRAPPER,
-    install_files,
-    live_through,
-    run,
-    show,
-    systemctl,
-    wait,
-    write_file,
-)
+from guest_tools import WRAPPER, install_files, live_through, run, show, systemctl, wait, write_file
 
 UNIT = "cpumond.service"
 DROP_IN = Path("/etc/systemd/system/cpumond.service.d/engines.conf")
@@ -99,12 +88,7 @@ def before() -> dict[str, Any]:
     drop_in = DROP_IN.read_text() if DROP_IN.exists() else ""
     shutil.rmtree(DROP_IN.parent, ignore_errors=True)
     restart()
-    return {
-        "written": written,
-        "sources": SOURCES.read_text(),
-        "drop_in": drop_in,
-        **look(),
-    }
+    return {"written": written, "sources": SOURCES.read_text(), "drop_in": drop_in, **look()}
 
 
 def opened() -> dict[str, Any]:

@@ -2,8 +2,6 @@
 columns. Wheels of what pip would fetch are in /in/wheels: a guest has no network. Standard library only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

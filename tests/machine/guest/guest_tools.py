@@ -1,7 +1,5 @@
 """What scripts in the guest share: commands, waiting for events, and facts left step by step. Standard library only."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -2,8 +2,6 @@
 lowers; leaves what it saw in /out/facts.json for ``test_package.py`` to judge. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

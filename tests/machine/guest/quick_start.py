@@ -1,7 +1,5 @@
 """``cpumond`` processes that start at once: forked from this one, which has imported the program already."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import fcntl

@@ -4,8 +4,6 @@ An agent holds a unit's limit down, and a job on reclaimed CPU runs; each run ad
 /out/reboot/facts.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

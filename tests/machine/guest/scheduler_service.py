@@ -2,8 +2,6 @@
 configuration; leaves what it saw in /out/facts.json for ``test_scheduler_service.py`` to judge. Standard library only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -146,13 +144,7 @@ def hang() -> dict[str, Any]:
     fed = fed_s is not None and show("MainPID") == pid
     os.kill(int(pid), signal.SIGSTOP)
     up_s = wait(lambda: is_up_again(UNIT, pid))
-    return {
-        "restart": restart,
-        "fed": fed,
-        "up_s": up_s,
-        "journal": journal_after(cursor, UNIT),
-        "lost": count_lost(),
-    }
+    return {"restart": restart, "fed": fed, "up_s": up_s, "journal": journal_after(cursor, UNIT), "lost": count_lost()}
 
 
 def tokens() -> dict[str, Any]:

@@ -4,8 +4,6 @@
 with a deadline. A step that fails leaves its traceback as its fact, and the later steps still run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

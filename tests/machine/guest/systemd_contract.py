@@ -3,8 +3,6 @@
 Leaves the outcome of each test in /out/facts.json.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -6,8 +6,6 @@ Leaves what it saw in /out/facts.json.
 later steps still run. As ``systemd_executor.py NAME`` it is one of the processes of a step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -26,15 +24,7 @@ from typing import Any
 sys.path.insert(0, "/in/site")
 
 import msgspec
-from guest_tools import (
-    DEADLINE_S,
-    install_files,
-    live_through,
-    run,
-    systemctl,
-    wait,
-    write_file,
-)
+from guest_tools import DEADLINE_S, install_files, live_through, run, systemctl, wait, write_file
 
 from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE
 from cpumond.host.cgroup.idle import IdleParent

@@ -4,8 +4,6 @@
 steps still run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

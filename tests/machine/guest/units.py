@@ -4,8 +4,6 @@
 from /proc/self/mountinfo.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

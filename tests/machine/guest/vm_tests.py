@@ -4,8 +4,6 @@ What is run stands in /in/plan.json (``test_vm.py`` writes it). How each test we
 in /out/facts.json.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

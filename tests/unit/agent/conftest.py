@@ -1,7 +1,5 @@
 """A node of fake cgroups whose agent is closed at the end of the test."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path

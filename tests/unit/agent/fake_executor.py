@@ -1,7 +1,5 @@
 """An executor that does what the test says."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import signal

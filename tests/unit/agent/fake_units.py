@@ -1,7 +1,5 @@
 """A host with a unit whose limits are moved, and its systemd as a script."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

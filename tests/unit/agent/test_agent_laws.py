@@ -1,7 +1,5 @@
 """Laws of the agent over any order of events: nothing above what was found, what is reported is in force, all back."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

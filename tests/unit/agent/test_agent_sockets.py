@@ -1,7 +1,5 @@
 """The agent's sockets: rights, addresses, and what is left when one cannot be had."""
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os

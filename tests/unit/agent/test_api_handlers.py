@@ -1,7 +1,5 @@
 """What the agent answers, without a process: the applications of both sockets, and the thread that serves them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """The configuration: what is accepted, what is refused, and that each refusal names file, key and allowed range."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The control group: which jobs are left in shadow, that they stay so, and what is told of them."""
 
-from __future__ import annotations
-
 import pytest
 from fake_node import QUICK, FakeNode, source
 

@@ -1,7 +1,5 @@
 """What ``check-config`` warns of: files that nobody reads, limits that never move."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

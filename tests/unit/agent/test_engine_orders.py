@@ -3,8 +3,6 @@
 What an engine says is put in place of the thread that asks one; real engines are in ``tests/integration``.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

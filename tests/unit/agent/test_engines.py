@@ -1,7 +1,5 @@
 """Which engines are asked, and in which way."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

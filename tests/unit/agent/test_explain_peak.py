@@ -1,7 +1,5 @@
 """What ``explain``, ``status`` and the graphs say of a job under rule peak, in each of its states."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

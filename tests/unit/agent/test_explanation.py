@@ -1,7 +1,5 @@
 """Why a job's limit is what it is, in sentences, for each state that a job can be in."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

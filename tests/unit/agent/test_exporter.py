@@ -1,7 +1,5 @@
 """The metrics text: what it says, what bounds it, and that odd names do not break it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

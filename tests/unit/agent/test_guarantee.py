@@ -1,7 +1,5 @@
 """``actuator = "guarantee"``: limits move and are reported, containers that are not ours stay as they are."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source

@@ -1,7 +1,5 @@
 """What is known of a job over time: the points of its graphs, and the sums and figures of a heartbeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Looks between two checks: which jobs, when, and what they leave alone."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

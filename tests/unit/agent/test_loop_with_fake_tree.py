@@ -1,7 +1,5 @@
 """The agent driven tick by tick over a fake unified hierarchy: time, failures, reports, other writers, policy."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

@@ -1,7 +1,5 @@
 """What is made at the start to run the scheduler's jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 

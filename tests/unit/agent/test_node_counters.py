@@ -1,7 +1,5 @@
 """What dashboards and alerts count of a node: ends of the service, throttled and late CPU, restores that failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

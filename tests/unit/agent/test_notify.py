@@ -1,7 +1,5 @@
 """What a service manager hears, on a real NOTIFY_SOCKET."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

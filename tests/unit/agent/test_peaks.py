@@ -1,7 +1,5 @@
 """What rule ``peak`` learned about a job: kept over the agent's end, and carried over a reload of the rule."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that are removed while an agent runs: it says so, and gives way to another agent that has come."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

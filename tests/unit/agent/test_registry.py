@@ -1,7 +1,5 @@
 """Jobs and pins of the control socket: on disk before they are acknowledged."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The rings of decisions and of samples: what goes in comes out, the oldest goes."""
 
-from __future__ import annotations
-
 import math
 import sys
 

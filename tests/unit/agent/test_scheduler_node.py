@@ -1,7 +1,5 @@
 """The agent as a node of a scheduler: when heartbeats go, what they hold, and what becomes of the answers."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of state_dir: whole or not at all, and what is wrong with a damaged one is said."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

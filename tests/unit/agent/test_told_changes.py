@@ -1,7 +1,5 @@
 """An agent that is told one level after another: what is in its jobs' limits, and what it tells of itself."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What an agent does at most where the scheduler has a say: never more than it was told, never more than its own."""
 
-from __future__ import annotations
-
 import os
 
 import msgspec

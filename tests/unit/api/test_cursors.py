@@ -1,7 +1,5 @@
 """Pages of lists: nothing is on two of them, or on none, whatever begins and ends meanwhile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Operations that the asker may not know of, in what is told of others (semantics.md 12)."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import TREE, World

@@ -1,7 +1,5 @@
 """A change with an Idempotency-Key is made once, however often it is sent, also to a scheduler that started anew."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import AsyncMock
 

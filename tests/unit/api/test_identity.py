@@ -1,7 +1,5 @@
 """Who sends a request: by tokens of the file and of the store, by the kernel's word, by a trusted proxy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

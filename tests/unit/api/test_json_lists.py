@@ -1,7 +1,5 @@
 """What pages ask for again and again: made in parts beside the heartbeats, kept, and made anew when it failed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

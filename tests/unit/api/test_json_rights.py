@@ -1,7 +1,5 @@
 """Requests about rights, and filtering of answers by rights (semantics.md 12)."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Values that are kept: for how long by what they took, whom they are shared with, what makes them anew."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

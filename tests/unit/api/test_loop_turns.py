@@ -1,7 +1,5 @@
 """Who begins when thousands of requests arrive together."""
 
-from __future__ import annotations
-
 import asyncio
 
 from cpumond.api.turns import BEGUN_AT_ONCE, Turns

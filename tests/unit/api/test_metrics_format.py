@@ -1,7 +1,5 @@
 """Which of the two formats of metrics a request gets."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient

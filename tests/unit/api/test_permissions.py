@@ -1,7 +1,5 @@
 """Questions about rights, and what an asker is shown (semantics.md 12)."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import TREE, World, entry

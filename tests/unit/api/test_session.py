@@ -1,7 +1,5 @@
 """A browser's session: what its cookie is, what it counts for, and that it ends with its token."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 

@@ -1,7 +1,5 @@
 """The pool table and the totals of the overview, and the orders in which operations are listed."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from test_views import NOW, TREE, Living, plain

@@ -1,8 +1,6 @@
 """Views: what the JSON API shows of small living trees; every value can be written as JSON
 (semantics.md 3 to 6)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

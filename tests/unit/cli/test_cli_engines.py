@@ -1,7 +1,5 @@
 """What ``init`` and ``doctor`` see of engines: which are here, what becomes of their jobs, which right is missing."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

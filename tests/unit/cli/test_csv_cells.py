@@ -1,7 +1,5 @@
 """CSV that a spreadsheet opens: no text of a user is a formula."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

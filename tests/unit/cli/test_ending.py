@@ -1,7 +1,5 @@
 """Signals that end a command, at whatever moment they come."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

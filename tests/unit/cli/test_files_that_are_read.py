@@ -1,7 +1,5 @@
 """Commands that read a file or standard input: what cannot be read, nothing at all, and input without an end."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command line as a whole: help of every command, sentences and exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The man pages are those of this program: made again they are the same, and the tools of man accept them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

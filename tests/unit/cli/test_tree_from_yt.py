@@ -1,7 +1,5 @@
 """A pool tree of another cluster, as ``yt get`` prints it, becomes a tree file that can be applied."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World
 

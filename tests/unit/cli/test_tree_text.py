@@ -1,7 +1,5 @@
 """Files of trees: how they look, and where a mistake in one is (semantics.md 2.12)."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Command lines of the agent's and the trials' commands that are wrong: nothing on standard output, one sentence, and
 64 for what is wrong in shape, 78 for what is wrong in meaning."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.cli import run

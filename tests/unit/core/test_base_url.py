@@ -1,7 +1,5 @@
 """Addresses of HTTP servers."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.core.base_url import parse_base_url

@@ -1,7 +1,5 @@
 """Whatever bytes a file or a peer holds: a value, or ContentError and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Heartbeats as differences: when they are sent, and that a state takes them as it takes the full ones."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """Where executors put jobs: names that no two of them share."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.core.job_cgroups import DEFAULT_ROOT, IDLE_NAME, IDLE_SLICE, is_idle_name, name_idle_parent

@@ -1,7 +1,5 @@
 """Records: which format where, what they hold, and that logging itself never breaks the agent."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Durations and cores as people and kernels write them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

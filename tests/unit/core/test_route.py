@@ -1,7 +1,5 @@
 """Which of several schedulers is asked next, and which answers are refused because of their term."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Names as they are shown: what moves no cursor stays as it is."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

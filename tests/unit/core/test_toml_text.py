@@ -1,7 +1,5 @@
 """The usual mistakes in TOML: the line's number and text, and what to write."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.core.decode import ContentError, decode_toml

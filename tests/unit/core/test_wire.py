@@ -1,7 +1,5 @@
 """Bounds of what nodes and schedulers send each other."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

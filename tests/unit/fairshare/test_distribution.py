@@ -1,8 +1,6 @@
 """From the root's share down to every operation's, where the trees of tests/property do not come: long FIFO pools,
 functions that are known only in part (fair_share_update.md 12, 13)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The rule that holds an element's share, and the words for it. Shares come from real updates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """The update as a whole (fair_share_update.md 2), where the literal one (tests/property) does not decide: its elements,
 rounding in FIFO order (7) and guarantees (4, 6), the words of checks (15), extremes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings that callers fold into weights and limits before an update."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

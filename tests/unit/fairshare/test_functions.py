@@ -3,8 +3,6 @@
 Everything else of them shows in the shares of an update, which the literal one decides (tests/property).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the step of a gang cuts off, left or shared out among the others (fair_share_update.md 12.3)."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.fairshare import fair_share_update

@@ -1,8 +1,6 @@
 """Integral guarantees where the literal update (tests/property) does not decide: clocks and bounds of volumes
 (fair_share_update.md 5), rounding (10), pools inside each other (11.1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rounding of amounts, and the exact search (fair_share_update.md 0, 17)."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -3,8 +3,6 @@
 What the documents say of burst and relaxed pools shows in the shipped examples
 (tests/unit/cli/fairshare/test_fair_share_simulate.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a snapshot may hold: each refusal is one sentence that names the element, and everything else passes
 (fair_share_update.md 1, 16)."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from dataclasses import replace

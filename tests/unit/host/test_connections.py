@@ -1,7 +1,5 @@
 """Which connections go where a server has too many of them, or they hold too much."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from structlog.testing import capture_logs

@@ -1,7 +1,5 @@
 """Listening sockets on addresses that the host does not have (yet): real sockets, real answers of the kernel."""
 
-from __future__ import annotations
-
 import platform
 import socket
 import subprocess

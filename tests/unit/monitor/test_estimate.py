@@ -1,7 +1,5 @@
 """What the rules would have done to a workload that was watched: sums, time held back, how sure."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated kernel and the closed loop around it, where the answer is known beforehand."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

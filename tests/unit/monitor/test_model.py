@@ -1,7 +1,5 @@
 """Settings with the documents' defaults, the rules between them, and the mode in force."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """One check of the monitor, rule by rule of semantics.md 1.2 to 1.7, with the numbers that stand there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Throttle and pressure restore: when usage cannot show hunger."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.monitor.model import CpuReading, MonitorSettings, start_state

@@ -1,7 +1,5 @@
 """Work of jobs on one owner's reclaimed CPU: what is kept and what is thrown away."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

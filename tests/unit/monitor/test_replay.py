@@ -1,7 +1,5 @@
 """Traces: what is read, what is refused and in which words, and what a replay gives for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count, islice
 

@@ -1,7 +1,5 @@
 """The registry of limit rules, and what a rule does to the options."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import msgspec

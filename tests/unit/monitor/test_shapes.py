@@ -1,7 +1,5 @@
 """Built-in shapes of load: the same for the same seed, and of the size they say."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

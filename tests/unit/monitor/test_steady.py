@@ -1,7 +1,5 @@
 """Where a limit stays when a job goes on as it was seen, by both rules."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

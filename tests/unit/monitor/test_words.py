@@ -1,7 +1,5 @@
 """What rule peak says of a limit: limit_rules.md 3, and the same for a job of each state."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """Ports for servers of tests: none that somebody else is given, and kept while their server is away."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

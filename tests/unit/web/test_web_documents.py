@@ -1,7 +1,5 @@
 """The runbook as a page and the glossary as a document: both are as their sources, and links find their place."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

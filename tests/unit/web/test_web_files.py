@@ -1,7 +1,5 @@
 """The routes of the static files: what is served, with which headers, and what is not."""
 
-from __future__ import annotations
-
 import gzip
 import re
 

@@ -1,7 +1,5 @@
 """Which cgroups are jobs, and what they are called."""
 
-from __future__ import annotations
-
 import os
 from typing import get_args, get_type_hints
 

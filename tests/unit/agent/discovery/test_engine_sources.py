@@ -1,7 +1,5 @@
 """Sources of engines: which cgroups are their jobs, by what the engines said last."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

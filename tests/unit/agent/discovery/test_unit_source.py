@@ -1,7 +1,5 @@
 """The source ``systemd``: services and scopes of slices, by a look at cgroupfs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which cgroups are workloads, what they are called, and the sources that find them."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.agent.config import Source

@@ -1,7 +1,5 @@
 """The jobs that a scheduler ordered, with an executor that does what the test says: orders, room, stops, ends, disk."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

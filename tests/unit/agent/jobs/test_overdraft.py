@@ -1,7 +1,5 @@
 """Who has to go when the jobs of a node may use more than it has (semantics.md 1.9 point 1)."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Requests of the scheduler's users about jobs of this node: which jobs, the replies, requests that come again."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Quotas that are raised before anything else after an agent's death."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What ``cpumond restore`` reads of a configuration, and the short way to it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Limits of units: what systemd is told and when, what it writes by itself, and what an operator sets through it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

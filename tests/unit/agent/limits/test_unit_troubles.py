@@ -3,8 +3,6 @@
 Two things must never happen: a limit of ours passes for what a unit ordered, and somebody's order is undone for good.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

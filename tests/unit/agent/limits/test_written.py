@@ -1,7 +1,5 @@
 """What was written last, on record for the process after this one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

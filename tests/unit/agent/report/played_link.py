@@ -1,7 +1,5 @@
 """The link of a node to schedulers that a test plays: what it was given, and heartbeats that wait for their answers."""
 
-from __future__ import annotations
-
 import queue
 import random
 import time

@@ -1,7 +1,5 @@
 """The link to several schedulers of which one leads: which one is asked, and what is not carried out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The contract of a reporter, run over all of REPORTERS, and the reporters that stay on the node."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """The link to the scheduler against a server on the loopback that answers as a test says."""
 
-from __future__ import annotations
-
 import base64
 import queue
 import threading

@@ -1,7 +1,5 @@
 """What a batch costs in the event loop's thread."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands of the ``yt`` protocol against a living scheduler (semantics.md 2, 5; yt_protocol.md 6, 10)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """Commands of the ``yt`` protocol about jobs (yt_protocol.md 11)."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A command with a mutation id is carried out once, also where the scheduler was killed before its answer arrived."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -22,11 +20,7 @@ SPEC = {"pool": "p", "tasks": {"t": {"job_count": 1, "command": "true"}}}
 
 @pytest.mark.parametrize(
     ("command", "parameters"),
-    [
-        ("create", POOL),
-        ("execute_batch", BATCH),
-        ("start_operation", {"operation_type": "vanilla", "spec": SPEC}),
-    ],
+    [("create", POOL), ("execute_batch", BATCH), ("start_operation", {"operation_type": "vanilla", "spec": SPEC})],
 )
 def test_the_next_scheduler_gives_the_answer_of_the_first(
     store: SqliteStore, command: str, parameters: dict[str, object]

@@ -1,7 +1,5 @@
 """What ``status``, ``top``, ``explain`` and the other commands print for an answer of the agent."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

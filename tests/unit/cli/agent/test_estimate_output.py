@@ -1,7 +1,5 @@
 """What ``cpumond estimate`` says of its findings, and how it reads the series of a Prometheus."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workloads of a host with cgroup v2 (plain files): which, what they ordered, what they used, what is left out."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

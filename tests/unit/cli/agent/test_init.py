@@ -1,7 +1,5 @@
 """What ``cpumond init`` plans on hosts made up of files, and how it says so."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of ``cpumond init``: what they say, and which of them are its own."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ``record`` keeps is enough to replay both rules, and what ``dry-run`` says of where a limit would stay."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """``cpumond replay``: its output, its exit codes, and the sentence behind each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

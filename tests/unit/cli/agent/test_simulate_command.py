@@ -1,7 +1,5 @@
 """``cpumond simulate``: its table, its JSON, its exit codes, and the sentence behind each."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

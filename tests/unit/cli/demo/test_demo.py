@@ -1,7 +1,5 @@
 """The parts of ``cpumond demo`` that need no agent: plan, wake-ups, signals, leftovers, the simulated kernel."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

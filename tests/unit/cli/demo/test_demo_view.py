@@ -1,7 +1,5 @@
 """What ``cpumond demo`` shows and adds up: the live table, the lines of events, the summary and what was not seen."""
 
-from __future__ import annotations
-
 import io
 import time
 

@@ -1,7 +1,5 @@
 """``cpumond doctor``: what each check says about what it is shown, and the whole over a fake host."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

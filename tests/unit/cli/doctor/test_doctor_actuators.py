@@ -1,7 +1,5 @@
 """What ``cpumond doctor`` says about what moves, and about what the kernel makes of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.agent.discovery import FoundJob

@@ -1,7 +1,5 @@
 """What ``cpumond doctor`` says about engines: sources, silence, names, and what the unit hides."""
 
-from __future__ import annotations
-
 import os
 import socket
 

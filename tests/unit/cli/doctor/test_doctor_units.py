@@ -1,7 +1,5 @@
 """``cpumond doctor`` on hosts with systemd: units, their rights, cgroups of others, quotas above, pressure."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cpumond fair-share``: its two outputs, its exit codes, and that it works between two pipes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

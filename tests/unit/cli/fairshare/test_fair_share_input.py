@@ -1,7 +1,5 @@
 """What ``fair-share`` reads: every field of the form, defaults, identical objects, and a sentence for each mistake."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``cpumond fair-share simulate``: what it reads, what it writes, and the sentence behind each mistake."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Configurations of other schedulers that are read in tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cpumond tree import``: the file on standard output, on standard error what it cannot say; mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

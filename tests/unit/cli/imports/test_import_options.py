@@ -1,8 +1,6 @@
 """The table of options: each that is called expressible or approximated is put into a pool or tree that takes it, each
 other one is told, with its place and why; ``docs/coming-from.md`` has all of them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

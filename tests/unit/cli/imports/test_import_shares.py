@@ -1,7 +1,5 @@
 """Shares of imported configurations: those that docs/coming-from.md promises, where more is wanted than there is."""
 
-from __future__ import annotations
-
 import pytest
 from imported import read
 from scheduler_world import TREE, World

@@ -1,7 +1,5 @@
 """What an agent's metrics offer, and the bounds of answers; the command as a process is in tests/integration."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The page of a simulation: graphs that show what the rows say, and a file that needs nothing beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

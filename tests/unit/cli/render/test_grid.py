@@ -1,7 +1,5 @@
 """Tables that fit a terminal: nothing that is a name or a number is cut, however narrow it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.cli.render.grid import (

@@ -1,7 +1,5 @@
 """What `cpumond status` says of the scheduler that the node is with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

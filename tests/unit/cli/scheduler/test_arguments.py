@@ -1,7 +1,5 @@
 """Values of options on the command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

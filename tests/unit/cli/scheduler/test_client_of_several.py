@@ -1,7 +1,5 @@
 """Commands with several schedulers of which one leads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What commands about operations read and say: specifications, logs on a terminal, what is waited for, forecasts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``cpumond report`` writes, with --savings, too: text and CSV of an answer of the scheduler."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

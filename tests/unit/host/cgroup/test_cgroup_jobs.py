@@ -1,7 +1,5 @@
 """Cgroups of jobs in trees of plain files: which files are made and written, in every layout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

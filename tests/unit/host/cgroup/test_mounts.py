@@ -1,7 +1,5 @@
 """Which hierarchy serves what, from the mountinfo of real kinds of hosts."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts of cgroup files to values."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.host.cgroup.parse import (

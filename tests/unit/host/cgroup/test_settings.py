@@ -1,7 +1,5 @@
 """CPU settings: what a limit in cores becomes, in which order it is written, what is put back, what was foreign."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -122,14 +120,7 @@ def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weig
         (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
         (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (WriteStep("quota", 100_000),)),
     ],
-    ids=[
-        "down",
-        "up",
-        "from no quota",
-        "a weight last",
-        "no weight",
-        "a burst that one side does not have",
-    ],
+    ids=["down", "up", "from no quota", "a weight last", "no weight", "a burst that one side does not have"],
 )
 def test_the_order_of_writes(before, after, steps):
     """Of quota and period the one goes first that gives less in between."""

@@ -1,7 +1,5 @@
 """Units of systemd: which cgroup is one, and a limit in systemd's words."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

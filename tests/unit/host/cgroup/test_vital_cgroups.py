@@ -1,7 +1,5 @@
 """Cgroups that are never lowered, whatever a source names: PID 1's and the agent's own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines that are asked once, by a command: answers, refusals, silence."""
 
-from __future__ import annotations
-
 import asyncio
 
 from cpumond.host.engine.link import ask_each

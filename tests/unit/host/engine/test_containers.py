@@ -4,8 +4,6 @@ What good ones answer is tested with real ones, in ``tests/integration/test_cont
 on a unix socket gives the answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Messages of a container runtime, read field by field; asking one is tested with a real gRPC server."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

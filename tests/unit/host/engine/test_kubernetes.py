@@ -1,7 +1,5 @@
 """What is made of a kubelet's list of pods and of the cgroups that are there."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The thread that asks engines: what it keeps while they answer, fail and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

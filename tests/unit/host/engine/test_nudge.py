@@ -1,7 +1,5 @@
 """Waiting that can be given up at any moment."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """From a process to the cgroup of its job."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``squeue`` prints of a job."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The file of a service account's token."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.core.errors import AccessError

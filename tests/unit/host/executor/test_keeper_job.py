@@ -1,7 +1,5 @@
 """What the keeper holds of a job: what is left on disk of its end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a keeper makes of the bytes in a FIFO, and what is read of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a keeper listens when its directory was removed, and what the next agent finds there."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

@@ -1,7 +1,5 @@
 """The records of jobs on disk."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

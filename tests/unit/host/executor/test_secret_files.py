@@ -1,7 +1,5 @@
 """Secret variables on their way to systemd (``host/executor/systemd/secrets.py``)."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

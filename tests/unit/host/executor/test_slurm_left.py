@@ -1,7 +1,5 @@
 """What 0.2 left of jobs that it had started through Slurm, which no executor does any more."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 from typing import Any

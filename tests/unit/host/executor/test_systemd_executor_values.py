@@ -1,7 +1,5 @@
 """The executor of kind "systemd", as far as it needs no bus: what it says to systemd and makes of the answers."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which entries count for trees, pools and operations (semantics.md 12.1, 12.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

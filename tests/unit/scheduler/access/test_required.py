@@ -1,7 +1,5 @@
 """Which rights each command needs (semantics.md 12.3)."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Intervals of what runs ahead told."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """Intervals that are corrected by how the last ones fared."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """What operations wait for, in a word: each cause in a small state that real commands made; and the groups of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a drain would do, and what is told of cordoned nodes (semantics.md 2.11)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World
 

@@ -1,7 +1,5 @@
 """How many simulations there are at a time, whoever asks for how many."""
 
-from __future__ import annotations
-
 from scheduler_world import World
 
 from cpumond.scheduler.answers.forecasts import MOST_SIMULATIONS, TOO_MANY, Forecasts, Question

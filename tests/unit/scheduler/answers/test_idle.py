@@ -1,7 +1,5 @@
 """Why CPU stands idle: parts, sentences, who may read what, one pool's part; waiting demand; pools in a sentence."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """Clusters with a known bottleneck: the answer's first sentence names it, and its change frees what was foretold."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import replace

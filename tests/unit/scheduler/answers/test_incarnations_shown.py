@@ -1,7 +1,5 @@
 """What is told of an operation with ``gang_options``: to users, to ``yt``, to Prometheus (7.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from scheduler_world import World

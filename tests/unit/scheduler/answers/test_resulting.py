@@ -1,7 +1,5 @@
 """What holds of a specification, from the documents' defaults to later changes (semantics.md 1.1, 2.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The phases of an operation, as a trace shows them."""
 
-from __future__ import annotations
-
 import itertools
 
 from scheduler_world import World

@@ -1,8 +1,6 @@
 """Answers to "why", and plans: sentences and numbers of small states made by real commands
 (semantics.md 2 to 7)."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

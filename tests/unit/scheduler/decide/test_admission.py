@@ -1,7 +1,5 @@
 """Immediate operations, ephemeral pools, who may start and who runs (semantics.md 2.3, 2.8, 2.9, 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

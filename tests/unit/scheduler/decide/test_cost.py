@@ -1,7 +1,5 @@
 """What a preemption costs, who goes because of it, and who is spared for a while (semantics.md 6.4, 6.6, 6.9)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

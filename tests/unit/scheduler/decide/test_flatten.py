@@ -1,7 +1,5 @@
 """Pools whose children share as if they were its parent's own: ``flatten`` (semantics.md 2.16)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A gang of 60 % in a pool of 50 %, on played nodes (semantics.md 4; fair_share_update.md 12.1, 12.3)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World
 

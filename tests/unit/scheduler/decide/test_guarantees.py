@@ -1,7 +1,5 @@
 """Strong guarantees that hold, on played nodes (semantics.md 6.10): before and after ``guarantee_tolerance``."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World
 

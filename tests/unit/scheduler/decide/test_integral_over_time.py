@@ -4,8 +4,6 @@ The cluster has 1000 cores on one node, an update each ten seconds unless a test
 as the documents print them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

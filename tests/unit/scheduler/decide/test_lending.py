@@ -1,7 +1,5 @@
 """Guarantees of which others may use a part alone: ``lending_limit`` (semantics.md 2.17)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

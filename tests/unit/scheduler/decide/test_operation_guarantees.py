@@ -1,7 +1,5 @@
 """``min_share_resources`` of operations: share, starvation, what can have no effect (semantics.md 2.6, 6.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Who is served on a heartbeat, in which order, and what holds a start back (semantics.md 4, 7)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

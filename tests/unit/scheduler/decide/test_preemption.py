@@ -1,7 +1,5 @@
 """Protected jobs, what blocks preemption, one attempt on a node, limits and overcommit (semantics.md 1.9, 6)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

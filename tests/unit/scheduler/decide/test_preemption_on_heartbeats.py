@@ -1,7 +1,5 @@
 """Starvation and preemption as a node sees them: heartbeats in, orders out (semantics.md 6.1, 6.6 to 6.8)."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

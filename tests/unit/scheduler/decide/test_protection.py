@@ -1,7 +1,5 @@
 """What protects the jobs of others from an operation that starves, cause by cause, in words (semantics.md 6.4, 6.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from scheduler_builders import World, give, starve

@@ -3,8 +3,6 @@
 Which numbers it is given for which attributes is a law of tests/property/test_scheduler_snapshot_laws.py.
 """
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World, assert_consistent
 

@@ -1,7 +1,5 @@
 """Inheritance of the options of starvation, the state machine, and who may preempt (semantics.md 6.2, 6.3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

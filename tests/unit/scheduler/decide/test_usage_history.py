@@ -1,7 +1,5 @@
 """Weights that fall with usage: ``usage_half_life`` (semantics.md 5.5)."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import World

@@ -1,7 +1,5 @@
 """Which operations share the map of the jobs that they still need."""
 
-from __future__ import annotations
-
 from cpumond.scheduler.elements import NONE_NEEDED, share_needed
 
 

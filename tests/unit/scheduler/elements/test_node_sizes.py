@@ -1,7 +1,5 @@
 """What no node of a tree can hold, in words: by resource, of all together, and of a gang."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.scheduler.elements.node_sizes import NodeSizes

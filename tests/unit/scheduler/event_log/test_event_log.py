@@ -1,7 +1,5 @@
 """What the scheduler tells its log of events, in which write, and what it does not tell (semantics.md 12.5)."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

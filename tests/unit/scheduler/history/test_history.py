@@ -1,7 +1,5 @@
 """Points of the history: what a tick takes of the state, merging, views and reports."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from typing import Any

@@ -1,8 +1,6 @@
 """The history's file: restarts, a killed process, damage, a disk that refuses, its size, a day in points, totals of
 days, files of earlier versions."""
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

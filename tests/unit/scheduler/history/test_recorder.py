@@ -1,7 +1,5 @@
 """The history of a running scheduler: when it takes ticks, that nothing of it disturbs, what its end leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

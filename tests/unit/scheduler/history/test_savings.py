@@ -1,7 +1,5 @@
 """Savings: what runs beyond the orders that fit, weeks, and the interval of the control group against a known truth."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The waste of a played week: classes of jobs, better orders, sentences; who may see which."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the connections of the scheduler keep of requests that wait, are answered or will not be."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

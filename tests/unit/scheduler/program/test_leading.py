@@ -1,7 +1,5 @@
 """One of several schedulers: its reigns, what ends them, and what the door in front of them lets out."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

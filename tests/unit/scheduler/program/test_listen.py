@@ -1,7 +1,5 @@
 """The unix socket's place, and which files a certificate is made of."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

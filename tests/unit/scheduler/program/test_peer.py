@@ -1,7 +1,5 @@
 """Who is at the other end of a connection over loopback: the kernel's word, and nothing when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import grp

@@ -1,7 +1,5 @@
 """SIGHUP: what is read anew, and that a file that is wrong changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from structlog.testing import capture_logs

@@ -1,7 +1,5 @@
 """The scheduler's configuration: what is accepted, what is refused and how, and that the shipped file is true."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Counters begin at 0 with fixed labels, so that rates see the first event; both formats say the same."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics

@@ -1,7 +1,5 @@
 """What the scheduler's process makes of its configuration and of a section ``job-cpu-monitor``."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """What a service manager hears from the scheduler; ``ServiceManager`` itself is tested in host/test_service.py."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import cast
 

@@ -1,7 +1,5 @@
 """The file of keys that secrets are sealed with: what it holds, and who may read it (semantics.md 12.6)."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Verdicts of access lists (semantics.md 12.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

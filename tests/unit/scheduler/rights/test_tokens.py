@@ -1,7 +1,5 @@
 """The file of tokens: who is known by which token, what is refused, and that no message gives a secret away."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Core-hour budgets with a real scheduler on a real store: what is counted, told, kept, stored (semantics.md 2.15)."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

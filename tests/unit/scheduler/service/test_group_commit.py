@@ -1,7 +1,5 @@
 """Starts of operations that arrive together share a write, and decide what they decided one after another."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Reports of idle CPU while the configuration changes: how many are made, and of which one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

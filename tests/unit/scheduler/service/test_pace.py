@@ -1,7 +1,5 @@
 """How often nodes are told to send heartbeats."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.scheduler.service.pace import MOST_S, first_period_s, look_s, next_period_s

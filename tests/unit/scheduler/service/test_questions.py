@@ -1,7 +1,5 @@
 """What nodes are asked: questions in the answers to heartbeats, answers that come back, and what can keep them away."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable
@@ -106,10 +104,7 @@ async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(q
 
 @pytest.mark.parametrize(
     ("most", "asked", "text"),
-    [
-        (MAX_PER_NODE, "n0", "16 logs from node n0 are"),
-        (MAX_WAITING, "another", f"{MAX_WAITING} logs are"),
-    ],
+    [(MAX_PER_NODE, "n0", "16 logs from node n0 are"), (MAX_WAITING, "another", f"{MAX_WAITING} logs are")],
 )
 async def test_requests_are_bounded_per_answer_and_node_and_in_all(questions, most, asked, text):
     """So a silent node keeps nobody from the others."""

@@ -1,7 +1,5 @@
 """Any sequence of roll-out commands over hosts of any kind: nobody does more without a canary or a sentence."""
 
-from __future__ import annotations
-
 import msgspec
 from examples import examples
 from hypothesis import example, given

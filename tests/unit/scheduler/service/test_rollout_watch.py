@@ -1,8 +1,6 @@
 """Canaries of a played cluster, as the scheduler looks at them: a host that obeys does what it was told at its last
 heartbeat."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Callable

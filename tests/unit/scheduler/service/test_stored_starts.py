@@ -1,7 +1,5 @@
 """Starts of jobs of a running scheduler: stored before an answer has them, in shared writes, gone with their end."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

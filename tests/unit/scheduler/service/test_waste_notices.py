@@ -1,7 +1,5 @@
 """When a week's waste is sent, and how often: through failures, kills and restarts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names, values and edits of attributes (semantics.md 0.2, 2.3-2.5)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

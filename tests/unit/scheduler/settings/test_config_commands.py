@@ -1,7 +1,5 @@
 """Commands that change trees and pools, what they change, and how that is stored (semantics.md 2)."""
 
-from __future__ import annotations
-
 import itertools
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """No option is accepted without an effect: setting it changes what holds, or is told of (semantics.md 2.4, 2.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

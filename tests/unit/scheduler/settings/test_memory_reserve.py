@@ -1,7 +1,5 @@
 """The memory that a job reserves: YTsaurus' digest to its digits, and what of it the end of a job changes (8.1)."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpumond.scheduler.settings.memory_reserve import count_buckets, find_bucket, find_quantile

@@ -1,7 +1,5 @@
 """The formula of a tree's nodes: its values against Python's own logic, and the sentence for each mistake."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

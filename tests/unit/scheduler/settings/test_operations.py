@@ -1,7 +1,5 @@
 """What specifications of operations say, commands on operations, and how jobs move them on (semantics.md 2.5, 3)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

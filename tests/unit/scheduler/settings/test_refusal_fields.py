@@ -2,8 +2,6 @@
 what is there already. ``test_attributes``, ``test_validation`` and ``test_operations`` ask the same of all that they
 refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -80,8 +78,7 @@ def test_options_of_a_tree(world):
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
-    [({"smoothing-factor": 2}, "job_cpu_monitor/smoothing_factor"), (5, "job_cpu_monitor")],
+    ("given", "field"), [({"smoothing-factor": 2}, "job_cpu_monitor/smoothing_factor"), (5, "job_cpu_monitor")]
 )
 def test_options_of_the_monitor(given, field):
     with pytest.raises(CommandError) as caught:

@@ -1,7 +1,5 @@
 """Rules of a retry policy: how they are read, which one fits, what it decides (3.9)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The decisions of a roll-out: which hosts go first, what a plan says, when a canary is taken back."""
 
-from __future__ import annotations
-
 import itertools
 
 import msgspec

@@ -1,7 +1,5 @@
 """What becomes of each option of a specification: the table in ``settings/spec_options.py``, asked of the scheduler."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

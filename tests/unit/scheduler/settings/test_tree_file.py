@@ -1,7 +1,5 @@
 """Trees as files: what a file does to a configuration (semantics.md 2.12)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Rules for trees and their pools; the numbers are those of semantics.md 2.6, 2.7."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

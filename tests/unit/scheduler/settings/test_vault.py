@@ -1,7 +1,5 @@
 """Secrets of an operation: what jobs get of them, what is refused, and where they never are (semantics.md 12.6)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Room that is kept for a gang is used meanwhile by jobs that end before it is needed (semantics.md 7.3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Nodes that get no new jobs, and drained ones (semantics.md 2.11)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import TREE, World
 

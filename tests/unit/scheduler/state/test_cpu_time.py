@@ -1,8 +1,6 @@
 """CPU time of jobs: counted once, for their operation and all pools above, whatever becomes of them
 (semantics.md 1.7)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World, assert_consistent
 

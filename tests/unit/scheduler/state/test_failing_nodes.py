@@ -1,7 +1,5 @@
 """Nodes on which jobs fail, and whose fault a failure is (semantics.md 2.14)."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations with ``gang_options``: ranks, incarnations, all jobs start again together (7.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Gangs: started in one step or not at all, stopped whole, room kept for one at a time (semantics.md 7.3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

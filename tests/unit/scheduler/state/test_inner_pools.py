@@ -1,7 +1,5 @@
 """Counts of operations in pools that are there for their sub-pools (semantics.md 2.4, 3)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import TREE, World
 

@@ -1,7 +1,5 @@
 """Ordinary jobs and jobs on reclaimed CPU, from their starts to their ends (semantics.md 1.10)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

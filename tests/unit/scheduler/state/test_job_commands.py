@@ -1,7 +1,5 @@
 """Commands on single jobs, and what a restart makes of them (yt_protocol.md 11)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import World, entry
 

@@ -1,7 +1,5 @@
 """What a job's end without its work done makes of its operation (semantics.md 3.6)."""
 
-from __future__ import annotations
-
 import subprocess
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cookies and indices of jobs: no two active jobs of a task have the same cookie, no index comes twice (7.4)."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

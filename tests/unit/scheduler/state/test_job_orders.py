@@ -1,7 +1,5 @@
 """How much one heartbeat answer carries: agents refuse answers that are too long and would hear nothing any more."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent

@@ -1,7 +1,5 @@
 """Tags that an operator gives to nodes (semantics.md 2.1, 2.2)."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_world import TREE, World, assert_consistent
 

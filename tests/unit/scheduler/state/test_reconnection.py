@@ -3,8 +3,6 @@
 Silence, repeats and restarts that concern nodes as a whole are in test_state_nodes.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
@@ -130,8 +128,7 @@ def test_a_job_that_failed_cannot_complete_afterwards(world):
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
-    [("completed", JobCounts(completed=1, aborted=1, lost=1)), ("failed", JobCounts(lost=1))],
+    ("state", "expected"), [("completed", JobCounts(completed=1, aborted=1, lost=1)), ("failed", JobCounts(lost=1))]
 )
 def test_work_of_a_lost_job_counts_even_when_replaced_its_failure_does_not(world, state, expected):
     node, operation, job = run_one(world)

@@ -1,7 +1,5 @@
 """Starts that a pool's limit refused of late: counted for an hour, and in bounded memory."""
 
-from __future__ import annotations
-
 from cpumond.scheduler.state.refused import RefusedStarts
 
 

@@ -1,7 +1,5 @@
 """Jobs take room for the memory that jobs of their task used before, in trees that say so (semantics.md 8.1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Retries by kind of failure in the state: who waits, who starts with how much memory, what survives (3.9)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What of a specification changes while its operation runs (yt_protocol.md 12)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory that specifications take: of one user, of all, of ended operations."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import TREE, World

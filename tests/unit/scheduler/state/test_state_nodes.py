@@ -3,8 +3,6 @@
 semantics.md 1.8, 2.2, 2.3, 2.4, 6.4, 6.7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Stuck operations are told of by an alert and an event, once, and do not fail (semantics.md 3.7)."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 from typing import Any

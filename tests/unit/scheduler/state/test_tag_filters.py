@@ -1,7 +1,5 @@
 """``scheduling_tag_filter``: on which nodes jobs start, and what that does to shares (semantics.md 2.13)."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from scheduler_world import World, assert_consistent

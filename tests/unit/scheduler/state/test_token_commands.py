@@ -1,7 +1,5 @@
 """Tokens of the store: who may make and revoke which, what they are good for, and that they are bounded in number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Usage follows the limits of running jobs at once and on every level (semantics.md 1.8, 1.9, 6.7, 8)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

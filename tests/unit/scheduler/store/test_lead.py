@@ -1,7 +1,5 @@
 """When a scheduler looks, renews, answers and steps down: the state machine alone, on a clock that the tests set."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """When the store's log is cut, by the running scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

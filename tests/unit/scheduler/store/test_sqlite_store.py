@@ -1,7 +1,5 @@
 """The SQLite file itself: its rights, its versions, every kind of damage, and that damage is left as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

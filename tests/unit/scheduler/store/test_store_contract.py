@@ -1,7 +1,5 @@
 """The store in SQLite keeps the contract of stores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """``cpumond store copy`` between SQLite databases; tests/integration has PostgreSQL."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Durations in buckets."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -1,7 +1,5 @@
 """Copies of the process: how they give way, also where a system call filter does not let them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os
@@ -85,9 +83,7 @@ async def test_a_copy_whose_pipe_cannot_be_read_leaves_neither_it_nor_a_process(
         os.fstat(child._reading)
 
 
-async def test_a_copy_given_up_while_pages_are_copied_leaves_no_dead_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_copy_given_up_while_pages_are_copied_leaves_no_dead_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a browser goes away: the web server cancels again at each step of what ends the request."""
     begun, go_on, reaped = threading.Event(), threading.Event(), threading.Event()
 

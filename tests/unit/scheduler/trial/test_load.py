@@ -1,7 +1,5 @@
 """What is expected of users and jobs, as drawn from the past."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
