@@ -23,11 +23,7 @@ _numbers = itertools.count(secrets.randbelow(2**16))
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago.
-
-    None that the kernel gives out by itself, and none that another process of this run is about to take: each has a
-    part of them of its own, and takes one after the other.
-    """
+    """A TCP port of the loopback, in a part that is this process's own and that the kernel gives out to nobody."""
     first, last = find_range()
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = max(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), worker + 1)
@@ -36,8 +32,6 @@ def free_port() -> int:
 
 
 class AgentProcess:
-    """Configuration, process, log and control socket of one agent."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config_path = directory / "cpumond.toml"
@@ -84,7 +78,6 @@ class AgentProcess:
             return False
 
     def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
-        """One request over the control socket."""
         # Without `verify=False` each one would read all certificates there are, for 50 ms.
         with httpx2.Client(
             transport=httpx2.HTTPTransport(uds=str(self.socket_path), verify=False), timeout=60.0
@@ -100,17 +93,14 @@ class AgentProcess:
         return answer
 
     def job(self, name: str) -> dict[str, Any]:
-        """One job of the status; fails when there is none."""
         jobs = {job["job_id"]: job for job in self.get("/v1/status")["jobs"]}
         found: dict[str, Any] = jobs[name]
         return found
 
     def metrics(self) -> str:
-        """The metrics text, over TCP."""
         return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False, verify=False, timeout=60.0).text
 
     def log(self) -> str:
-        """What the agent wrote to stderr."""
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -120,12 +110,10 @@ class AgentProcess:
         return [record for record in records if record.get("event") == name]
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the agent."""
         assert self.process is not None
         os.kill(self.process.pid, number)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; the exit code."""
         assert self.process is not None
         self.send_signal(number)
         return self.process.wait(100)
@@ -143,7 +131,6 @@ class AgentProcess:
         )
 
     def close(self) -> None:
-        """End the process whatever the test left."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

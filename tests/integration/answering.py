@@ -9,8 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Asked(BaseHTTPRequestHandler):
-    """One request, whose body is read before it is answered."""
-
     protocol_version = "HTTP/1.1"
     answer: Callable[[Asked], None]
 

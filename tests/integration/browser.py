@@ -1,7 +1,4 @@
-"""A real headless Chromium for tests: pages that fail their test when anything goes wrong in them.
-
-``conftest`` gives every test of this folder the fixtures ``browser``, ``new_page``, ``page`` and ``sign``.
-"""
+"""A headless Chromium: pages that fail their test when anything goes wrong in them; ``conftest`` has the fixtures."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ def find_program() -> str | None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One browser for the tests of a module.
-
-    Not for the whole session: as long as it is there, an event loop runs in this thread, and ``asyncio.run`` fails.
-    """
+    """Not for the whole session: while it is there an event loop runs in this thread, and ``asyncio.run`` fails."""
     program = find_program()
     if program is None:
         pytest.skip("needs Chromium (apt-get install --no-install-recommends chromium-headless-shell)")
@@ -77,7 +71,6 @@ class Watch:
         page.allow = self.allow  # type: ignore[attr-defined]
 
     def allow(self, *patterns: str) -> None:
-        """Problems in which one of these is found are none, also those that were there before."""
         self._allowed += [re.compile(pattern) for pattern in patterns]
 
     def _take_message(self, message: ConsoleMessage) -> None:
@@ -109,8 +102,7 @@ class Watch:
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Makes watched pages, each with cookies and storage of its own; options are those of playwright's contexts, for
-    example ``new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")``."""
+    """Makes watched pages, each with cookies and storage of its own; options are those of playwright's contexts."""
     opened: list[tuple[Watch, Any]] = []
 
     def make(**options: Any) -> Page:

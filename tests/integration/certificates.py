@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def openssl(*arguments: str) -> None:
-    """Run it, quietly."""
     done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -23,7 +22,6 @@ class Authority:
         )  # fmt: skip
 
     def sign(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1", days: str = "2") -> tuple[Path, Path]:
-        """A certificate for these names, and its key."""
         certificate, key = self.directory / f"{name}.crt", self.directory / f"{name}.key"
         request, more = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
         more.write_text(f"subjectAltName={names}\n")

@@ -103,7 +103,6 @@ class Loop(Cluster):
     # --- commands
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command of the command line, spoken to this cluster's scheduler."""
         environment = {**clean_environment(), "CPUMOND_SCHEDULER": self.url, "HOME": str(self.place)}
         return run_command(list(arguments), environment)
 
@@ -114,7 +113,6 @@ class Loop(Cluster):
         return json.loads(done.stdout)
 
     def start(self, pool: str, *command: str, count: int = 1, cpu: float = 1.0, monitor: str = "") -> str:
-        """``cpumond operation start``; the id it prints."""
         options = ["--job-cpu-monitor", monitor] if monitor else []
         done = self.run(
             "operation", "start", "--pool", pool, "--job-count", str(count), "--cpu-limit", str(cpu),
@@ -137,7 +135,6 @@ class Loop(Cluster):
         )  # fmt: skip
 
     def set_tree(self, **values: object) -> None:
-        """Change options of the default tree."""
         edits = [{"path": [key], "value": value} for key, value in values.items()]
         with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
             answer = client.patch(f"{self.url}/api/v1/trees/default", json={"edits": edits})
@@ -146,11 +143,9 @@ class Loop(Cluster):
     # --- what the scheduler says
 
     def operation(self, operation_id: str) -> Any:
-        """One operation, as ``operation show --json`` has it."""
         return self.get(f"/api/v1/operations/{operation_id}")
 
     def await_state(self, operation_id: str, state: str) -> Any:
-        """Wait until an operation is in a state; its view."""
         return self.wait(
             lambda: found if (found := self.operation(operation_id))["state"] == state else None,
             f"operation {operation_id} is {state}, not {self.operation(operation_id)['state']}",
@@ -167,16 +162,13 @@ class Loop(Cluster):
         return self.wait(find, f"{count} jobs of {operation_id} run", WAIT_S)
 
     def await_no_jobs(self) -> None:
-        """Wait until no node has a job, and no scheduler thinks so."""
         self.wait(lambda: not any(node["jobs"] for node in self.nodes_view()), "the scheduler has no jobs", WAIT_S)
         self.wait(lambda: not any(any(node_states(node).values()) for node in self.nodes), "no node has jobs", WAIT_S)
 
     def nodes_view(self) -> list[dict[str, Any]]:
-        """All nodes with their jobs."""
         return [self.get(f"/api/v1/nodes/{node.node_id}") for node in self.nodes]
 
     def abort(self, operation_id: str) -> None:
-        """Abort an operation."""
         self.post(f"/api/v1/operations/{operation_id}/abort", {})
 
     # --- what the kernel says
@@ -190,7 +182,6 @@ class Loop(Cluster):
         return [int(word) for word in text.split()]
 
     def quota_cores(self, cgroup: str) -> float:
-        """The quota of a cgroup; infinity where there is none."""
         return read_cores(self.hierarchies, cgroup)
 
     def keeper_of(self, job: Mapping[str, Any]) -> int:
@@ -198,7 +189,6 @@ class Loop(Cluster):
         return psutil.Process(self.main_pid(job)).ppid()
 
     def main_pid(self, job: Mapping[str, Any]) -> int:
-        """The first process of a living job."""
         mine = self.pids(job["cgroup"])
         for pid in mine:
             with contextlib.suppress(psutil.NoSuchProcess):  # one that it ran has ended just now
@@ -218,7 +208,6 @@ def configure(node: ClusterNode, text: str, name: str = "test") -> None:
 
 
 def restart(node: ClusterNode) -> None:
-    """End an agent in order and start it again."""
     assert node.stop() == 0
     node.start()
 
@@ -237,7 +226,6 @@ def node_states(node: ClusterNode) -> dict[str, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and not only waited for."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -42,7 +42,6 @@ def shared_schedulers(directory: Path, conninfo: str, count: int = 2) -> Iterato
 
 
 def read_role(scheduler: SchedulerProcess) -> Any:
-    """Of a scheduler that may be stopped or away: then None."""
     with suppress(httpx2.HTTPError), httpx2.Client(base_url=scheduler.url, timeout=1.0, trust_env=False) as client:
         return client.get("/readyz").json()["role"]
     return None
@@ -130,7 +129,6 @@ def run_commands(schedulers: list[SchedulerProcess], rounds: int) -> tuple[int, 
 
 
 def list_titles(scheduler: SchedulerProcess) -> list[str]:
-    """Of all operations."""
     titles: list[str] = []
     while page := scheduler.get(f"operations?limit=1000&offset={len(titles)}")["operations"]:
         titles += [each["title"] for each in page]

@@ -27,12 +27,10 @@ def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> dict[str,
 
 
 def at_floor(cgroups: CgroupTree, *names: str) -> bool:
-    """Whether all these quotas are down at the floor."""
     return all(abs(cgroups.quota_cores(name) - FLOOR) < 0.001 for name in names)
 
 
 def describe_source(pattern: str, cpu_limit: object = "from-cgroup", more: str = "") -> str:
-    """One ``[[source]]``."""
     limit = f'"{cpu_limit}"' if isinstance(cpu_limit, str) else str(cpu_limit)
     return f'[[source]]\nkind = "glob"\npattern = "{pattern}"\ncpu_limit = {limit}\n{more}\n'
 

@@ -101,12 +101,10 @@ def make_rootfs() -> bytes:
 
 
 def wait_for_end(process: psutil.Process, name: str) -> None:
-    """Until all its threads have gone: they still answer when the first one has."""
     wait_until(lambda: not process.is_running(), f"{name} ends", 60)
 
 
 def name_of(pid: int) -> str:
-    """The program of a process; "" when it is gone."""
     try:
         return psutil.Process(pid).name()
     except psutil.NoSuchProcess:
@@ -114,7 +112,6 @@ def name_of(pid: int) -> str:
 
 
 def read_cgroups(pid: int) -> str:
-    """/proc/PID/cgroup; "" when the process is gone."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
@@ -172,14 +169,12 @@ class Keeper:
         return self._process.stdout.readline().strip()
 
     def start(self, log: Path, command: Sequence[str]) -> psutil.Process:
-        """A process of its own, which writes to ``log``."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([str(log), *command]) + "\n")
         self._process.stdin.flush()
         return psutil.Process(int(self._read()))
 
     def processes(self) -> list[psutil.Process]:
-        """All that lives below it."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     def close(self) -> None:
@@ -211,15 +206,12 @@ class Engine:
         self.process: psutil.Process | None = None
 
     def _daemon(self) -> list[str]:
-        """The daemon's command line."""
         raise NotImplementedError
 
     def _client(self) -> list[str]:
-        """The beginning of the client's command line."""
         raise NotImplementedError
 
     def _run_options(self) -> list[str]:
-        """What each container is run with."""
         return []
 
     def start(self) -> None:
@@ -239,7 +231,6 @@ class Engine:
             return False
 
     def get(self, path: str) -> httpx2.Response:
-        """An answer of the daemon's API."""
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(self.socket_path)):  # httpx2 would leave its socket to the garbage collector
                 raise httpx2.ConnectError(f"{self.name} does not listen")
@@ -278,7 +269,6 @@ class Engine:
         return {}
 
     def run(self, name: str, *options: str, command: Sequence[str] = ("sleep", "10000")) -> str:
-        """Start a container in the background; its id."""
         return self.client("run", "--detach", f"--name={name}", *self._run_options(), *options, IMAGE, *command)
 
     def update(self, name: str, *options: str) -> None:
@@ -286,11 +276,9 @@ class Engine:
         self.client("update", *options, name)
 
     def remove(self, *names: str) -> None:
-        """Remove containers, running or not, at once."""
         self.client("rm", "--force", *self._at_once, *names)
 
     def inspect(self, name: str) -> dict[str, Any]:
-        """All that the engine says of a container."""
         answer = self.get(f"/containers/{name}/json")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
@@ -305,7 +293,6 @@ class Engine:
         return cgroup_of(self.pid(name), controller)
 
     def log(self) -> str:
-        """What the daemon wrote."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def close(self) -> None:
@@ -317,7 +304,6 @@ class Engine:
             self.keeper.close()
 
     def remove_all(self) -> None:
-        """Remove every container."""
         found = self.get("/containers/json?all=1").json()
         if found:
             self.remove(*(each["Id"] for each in found))
@@ -482,7 +468,6 @@ class SlurmCluster:
             return False
 
     def log(self, name: str) -> str:
-        """What a daemon wrote."""
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -506,7 +491,6 @@ class SlurmCluster:
         return int(self.command("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"))
 
     def scancel(self, *jobs: int) -> None:
-        """End jobs."""
         self.command("scancel", *map(str, jobs))
 
     def squeue(self) -> list[dict[str, Any]]:

@@ -39,13 +39,11 @@ HOG = "import time\nkept = [bytearray(b'x' * (1 << 20)) for _ in range(512)]\nti
 
 
 def find_pids_controller() -> bool:
-    """Whether this machine has one that is enabled."""
     with open("/proc/cgroups", encoding="ascii") as file:
         return any(line.split()[0] == "pids" and line.split()[3] == "1" for line in file)
 
 
 def read_settings(hierarchies: Hierarchies, path: str) -> CpuSettings:
-    """Quota and weight of a cgroup."""
     cgroup = open_cgroup(hierarchies, path)
     assert cgroup is not None
     with contextlib.closing(cgroup):
@@ -55,12 +53,11 @@ def read_settings(hierarchies: Hierarchies, path: str) -> CpuSettings:
 
 
 def read_cores(hierarchies: Hierarchies, path: str) -> float:
-    """The quota of a cgroup."""
     return read_settings(hierarchies, path).cores
 
 
 class Rig:
-    """An executor under test, its jobs and all that it said. ``make`` makes another one in the same place."""
+    """An executor under test, its jobs and all that it said; ``make`` makes another one in the same place."""
 
     def __init__(
         self, make: Callable[[], Executor], cgroups: JobCgroupTree, hierarchies: Hierarchies, directory: Path
@@ -98,27 +95,22 @@ class Rig:
         return Launch(job_id=job_id, argv=argv, environment=environment, **fields)
 
     def start(self, *argv: str, **changes: Any) -> str:
-        """Start a job; its id."""
         launch = self.describe(list(argv), **changes)
         self.executor.start(launch)
         return launch.job_id
 
     def shell(self, script: str, **changes: Any) -> str:
-        """Start a job that is a shell script; its id."""
         return self.start("sh", "-c", script, **changes)
 
     def spin(self, cpu: int, **changes: Any) -> str:
-        """Start a job that uses all that it gets of one CPU; its id."""
         return self.shell(BUSY, environment={"CPU": str(cpu)}, **changes)
 
     def read_cpu_s(self, job_id: str) -> float:
-        """CPU time of a job of one process."""
         (pid,) = self.cgroups.list_processes(job_id)
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[0]) / 1e9
 
     def is_idle(self) -> bool:
-        """Whether the cgroup above jobs on reclaimed CPU is in its class."""
         return IdleParent(self.hierarchies, self.cgroups.idle_parent).is_set()
 
     def gated(self, before: str, after: str, gate: str = "gate") -> str:
@@ -127,22 +119,18 @@ class Rig:
         return self.shell(script, environment={"GATE": str(self.directory / gate)})
 
     def open_gate(self, gate: str = "gate") -> None:
-        """Let the jobs of a gate go on."""
         (self.directory / gate).touch()
 
     def poll(self, timeout_s: float = 0.2) -> None:
-        """Wait for news, at most ``timeout_s``, and take them."""
         ready = select.poll()
         ready.register(self.executor.fileno(), select.POLLIN)
         ready.poll(timeout_s * 1000)
         self.events += self.executor.poll()
 
     def find(self, kind: type[Kind], job_id: str) -> Kind | None:
-        """The event of this kind that came for a job."""
         return next((event for event in self.events if isinstance(event, kind) and event.job_id == job_id), None)
 
     def wait(self, kind: type[Kind], job_id: str) -> Kind:
-        """Poll until the event comes."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while (event := self.find(kind, job_id)) is None:
             assert time.monotonic() < deadline_s, f"no {kind.__name__} for {job_id}: {self.events}"
@@ -151,11 +139,9 @@ class Rig:
         return event
 
     def wait_all(self, kind: type[Kind], job_ids: Iterable[str]) -> list[Kind]:
-        """Poll until the event has come for each."""
         return [self.wait(kind, job_id) for job_id in job_ids]
 
     def wait_over(self, job_id: str) -> Ended | NotStarted:
-        """Poll until the job has ended, or was not started."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while (event := self.find(Ended, job_id) or self.find(NotStarted, job_id)) is None:
             assert time.monotonic() < deadline_s, f"{job_id} does not end: {self.events}"
@@ -163,12 +149,9 @@ class Rig:
         return event
 
     def read(self, job_id: str, stream: Any = "stdout", tail_bytes: int = 1 << 30) -> bytes:
-        """The end of a log."""
         return self.executor.read_log(job_id, str(self.directory / job_id), stream, tail_bytes)[0]
 
     def wait_written(self, job_id: str, text: bytes) -> None:
-        """Poll until the job has written something."""
-
         def look() -> bool:
             self.poll(0.0)
             with contextlib.suppress(CpumondError):
@@ -178,7 +161,6 @@ class Rig:
         wait_until(look, f"{job_id} writes {text!r}", TIMEOUT_S)
 
     def restart(self, *job_ids: str) -> dict[str, Started]:
-        """The agent ends and comes back; it knows of these jobs."""
         self.executor.close()
         return self.come_back(*job_ids)
 
@@ -214,7 +196,6 @@ class Rig:
             assert not fifos, fifos
 
     def close(self) -> None:
-        """End all jobs, then the executor."""
         for job_id in self.cgroups.list_job_ids():
             self.executor.kill(job_id)
 
@@ -350,7 +331,6 @@ class ExecutorContract:
 
     @staticmethod
     def compute_weight(cores: float, version: int) -> int:
-        """The weight of a job's cgroup."""
         return compute_start_weight(cores, version)
 
     @pytest.mark.parametrize("reclaimed", [False, True], ids=["ordinary", "reclaimed"])

@@ -52,10 +52,9 @@ class Shape:
 
 
 def make_shape(rng: random.Random, pool: str, at_s: float = 0.0, jobs: tuple[int, int] = (4, 10)) -> Shape:
-    """An operation of about 0.9 core-seconds.
+    """About 0.9 core-seconds.
 
-    Jobs of twice the size are few: on a full cluster a freed place goes to a job that fits into it, whoever's it is,
-    and each pool must have some.
+    Few jobs have twice the size, but some of each pool: a place that is freed goes to a job that fits, whoever's it is.
     """
     cpu_limit = rng.choice([0.05] * 7 + [0.1])
     return Shape(pool, max(at_s, 0.0), rng.randint(*jobs), cpu_limit, cpu_limit * rng.uniform(1.5, 3.5))
@@ -106,7 +105,6 @@ class Recorder:
         return reading.total_cpu_s
 
     def read_jobs(self) -> dict[str, float]:
-        """CPU seconds of the jobs that live."""
         found = {
             job_id: cgroups.read_totals(job_id).cpu_seconds
             for cgroups in self._cgroups
@@ -115,7 +113,6 @@ class Recorder:
         return {job_id: used for job_id, used in found.items() if used is not None}
 
     def start(self, shape: Shape) -> None:
-        """Start an operation."""
         command = [sys.executable, "-I", "-S", "-c", BURN, f"{shape.cpu_seconds:.4f}"]
         operation_id = self.cluster.start_operation(shape.pool, command, shape.job_count, shape.cpu_limit, MEMORY)
         self.operations[operation_id] = shape
@@ -130,7 +127,6 @@ class Recorder:
         )
 
     def abort_all(self, pool: str = "") -> None:
-        """End all that run, or those of one pool."""
         for each in self._get("/api/v1/operations?state=running&limit=1000")["operations"]:
             if pool in ("", self.operations[each["id"]].pool):
                 answer = self.client.post(f"/api/v1/operations/{each['id']}/abort")
@@ -138,7 +134,6 @@ class Recorder:
                 assert answer.status_code in (200, 422), answer.text
 
     def take_sample(self) -> None:
-        """One look at everything."""
         pools = {pool["name"]: pool for pool in self._get("/api/v1/trees/default/pools")["pools"]}
         told = {key: {name: pools[name][key]["cpu"] for name in WEIGHTS} for key in ("fair_share", "usage")}
         self.samples.append(Sample(self.now_s(), told["fair_share"], told["usage"], self.read_jobs()))
@@ -173,7 +168,6 @@ class Measured:
         return used
 
     def between(self, first: int, last: int) -> dict[str, float]:
-        """Core-seconds of each pool between two samples."""
         before, after = self.used(first), self.used(last)
         return {name: after[name] - before[name] for name in WEIGHTS}
 
@@ -201,10 +195,9 @@ def weigh_up(hierarchies: Hierarchies, prefix: str) -> None:
 
 
 def run_all(recorder: Recorder, shapes: list[Shape], run_s: float, lull_s: float = float("inf")) -> None:
-    """Start each operation in its time, look at the cluster all the while, and end what is left.
+    """Start each in its time, counted from when the first have their shares, and end what is left.
 
-    Time begins when the first operations have their shares. At ``lull_s`` all that the pool with the guarantee has is
-    ended.
+    At ``lull_s`` all that the pool with the guarantee has is ended.
     """
     for shape in shapes:
         if shape.at_s == 0.0:
@@ -233,10 +226,9 @@ def run_all(recorder: Recorder, shapes: list[Shape], run_s: float, lull_s: float
 
 
 def show(title: str, samples: Sequence[Sample], used: dict[str, float]) -> tuple[dict[str, float], float]:
-    """Print what each pool should have had and had; the deviations, and ``given``.
+    """Print what each pool should have had and had; the deviations, and ``given``: how much of it jobs could use.
 
-    That is how much of what the jobs held they could use: the machine may be busy with other things, and jobs take time
-    to start and to end. It is the same for all pools, so deviations are from the share of what was given.
+    Others use the machine, and jobs take time to start and to end: deviations are from the share of what was given.
     """
     sums = {name: {each: integrate(samples, each, name) for each in ("fair_share", "usage")} for name in WEIGHTS}
     given = sum(used.values()) / sum(each["usage"] for each in sums.values())

@@ -13,7 +13,6 @@ from pathlib import Path
 
 
 def read_cpu_s(pid: int) -> float:
-    """CPU time of the first thread of a process."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

@@ -44,7 +44,6 @@ def children(pid: int) -> list[int]:
 
 
 def kill_all() -> bool:
-    """Kill what is below this process until there is nothing; whether that came about."""
     pause, deadline_s = threading.Event(), time.monotonic() + PATIENCE_S
     while found := children(os.getpid()):
         for pid in found:  # theirs come to this process when they are gone

@@ -101,7 +101,6 @@ class KubeletServer:
             request.wfile.write(body)
 
     def close(self) -> None:
-        """Nobody listens any more, open connections end."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -155,7 +154,6 @@ def make_pod(
 
 
 def container_id(pod: dict[str, Any], number: int = 0) -> str:
-    """The id of a container of a pod."""
     found: str = pod["status"]["containerStatuses"][number]["containerID"]
     return found.rpartition("//")[2]
 
@@ -167,7 +165,6 @@ def place_of(pod: dict[str, Any], number: int = 0) -> str:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """A field of a message of protocol buffers."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value % (1 << 64))
     data = value.encode() if isinstance(value, str) else value
@@ -247,6 +244,5 @@ class RuntimeServer:
 
 
 def write_token(path: Path, tokens: Iterable[str] = (TOKEN,)) -> Path:
-    """A token file."""
     path.write_text("\n".join(tokens) + "\n")
     return path

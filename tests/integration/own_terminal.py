@@ -52,8 +52,6 @@ class Terminal:
         return wait_until(lambda: shown if text in (shown := self.read()) else "", f"{text!r} is shown")
 
     def wait_end(self) -> int:
-        """Its exit code; what it wrote is read meanwhile, or it could not end."""
-
         def has_ended() -> tuple[int, int] | None:
             self.read()
             found = os.waitpid(self._pid, os.WNOHANG)

@@ -41,7 +41,6 @@ def make_schema(server: PostgresServer) -> str:
 
 
 def run_sql(conninfo: str, *statements: str) -> list[tuple[object, ...]]:
-    """Run statements, each in its own transaction; the rows of the last one."""
     import psycopg
 
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -90,7 +89,6 @@ class Standby(PostgresServer):
 
 @contextlib.contextmanager
 def open_pair() -> Iterator[tuple[PostgresServer, Standby]]:
-    """A primary and the standby that its commits wait for."""
     try:
         primary = PostgresServer().__enter__()
     except UnavailableError as error:

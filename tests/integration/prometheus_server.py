@@ -69,11 +69,9 @@ class Prometheus:
         return value
 
     def log(self) -> str:
-        """What it wrote: warnings and errors."""
         return self.log_path.read_text()
 
     def stop(self) -> None:
-        """End it."""
         self._client.close()
         self._process.terminate()
         try:

@@ -30,7 +30,6 @@ def hierarchies() -> Hierarchies:
 
 @pytest.fixture
 def cgroups(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
-    """A cgroup of our own, empty, in every hierarchy the agent reads."""
     with CgroupTree(hierarchies, f"cpumond-test-{os.getpid()}-{next(_numbers)}") as tree:
         yield tree
 

@@ -68,7 +68,6 @@ class SchedulerProcess:
         return f'tokens_file = "{path}"'
 
     def arguments(self, *more: str) -> list[str]:
-        """The command that runs it."""
         return [sys.executable, "-m", "cpumond", "scheduler", "--config", str(self.config_path), *more]
 
     def start(self, *more: str) -> SchedulerProcess:
@@ -105,7 +104,6 @@ class SchedulerProcess:
         return self.process.pid
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; the exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         code = self.process.wait(100)
@@ -113,7 +111,6 @@ class SchedulerProcess:
         return code
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.stop(signal.SIGKILL)
 
     def _forget(self) -> None:
@@ -126,7 +123,6 @@ class SchedulerProcess:
             self._client = None
 
     def close(self) -> None:
-        """End the process whatever the test left."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.kill()
@@ -149,16 +145,13 @@ class SchedulerProcess:
 
     @property
     def url(self) -> str:
-        """Of the running process."""
         return f"http://{self.address}"
 
     def connect(self) -> socket.socket:
-        """A connection of its own."""
         host, _, port = self.address.rpartition(":")
         return socket.create_connection((host, int(port)), timeout=100)
 
     def new_client(self) -> httpx2.Client:
-        """A client of its own."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False, verify=False)
 
@@ -169,7 +162,6 @@ class SchedulerProcess:
 
     @property
     def client(self) -> httpx2.Client:
-        """The client of the present run."""
         if self._client is None:
             self._client = self.new_client()
         return self._client
@@ -179,15 +171,12 @@ class SchedulerProcess:
         return self.client.request(method, path if path.startswith("/") else f"/api/v1/{path}", json=body)
 
     def get(self, path: str) -> Any:
-        """The answer of a GET that must succeed."""
         return self._good(self.request("GET", path))
 
     def post(self, path: str, body: Any = None) -> Any:
-        """The answer of a POST that must succeed."""
         return self._good(self.request("POST", path, body))
 
     def patch(self, path: str, body: Any) -> Any:
-        """The answer of a PATCH that must succeed."""
         return self._good(self.request("PATCH", path, body))
 
     @staticmethod
@@ -196,32 +185,26 @@ class SchedulerProcess:
         return answer.json()
 
     def create_pool(self, name: str, parent: str = "<Root>", tree: str = "default", **attributes: Any) -> str:
-        """Make a pool; its id."""
         body = {"name": name, "parent": parent, "attributes": attributes}
         return str(self.post(f"trees/{tree}/pools", body)["id"])
 
     def start_operation(self, pool: str, job_count: int = 1, cpu: float = 1.0, **spec: Any) -> str:
-        """Start an operation of one task ``t``; its id."""
         task = {"job_count": job_count, "cpu_limit": cpu, "memory_limit": GIB, "command": "true"}
         return str(self.post("operations", {"spec": {"pool": pool, "tasks": {"t": task}, **spec}})["id"])
 
     def state_of(self, operation_id: str) -> str:
-        """The state of an operation."""
         return str(self.get(f"operations/{operation_id}")["state"])
 
     def wait_updates(self, count: int = 2) -> None:
-        """Wait until that many fair-share updates were made from now on."""
         before = self.get("status")["timings"]["updates"]
         wait_until(lambda: self.get("status")["timings"]["updates"] >= before + count, "fair-share updates")
 
     # --- the command line
 
     def yt_command(self, *arguments: str) -> list[str]:
-        """A command line of the client."""
         return [str(YT), *arguments]
 
     def yt_environment(self, bindings: bool) -> dict[str, str]:
-        """What leads the client here."""
         return yt_environment(self.address, self.directory, token=self.token, bindings=bindings)
 
     def yt(self, *arguments: str, bindings: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -303,13 +286,11 @@ class PlayedNode:
         self.requests: list[dict[str, Any]] = []
 
     def register(self) -> dict[str, Any]:
-        """Make the node known; the answer."""
         body = {"node_id": self.id, "incarnation": self.incarnation, "resources": self.resources, "tags": self.tags}
         answer: dict[str, Any] = self.scheduler.post("nodes", body)
         return answer
 
     def send(self) -> httpx2.Response:
-        """One heartbeat, whose answer is not obeyed."""
         self.sequence += 1
         body = {
             "node_id": self.id, "incarnation": self.incarnation, "sequence": self.sequence, "sent_at": 0.0,
@@ -353,7 +334,6 @@ class PlayedNode:
         self.scheduler.post("logs", body)
 
     def end(self, job_id: str, state: str = "completed", **facts: Any) -> None:
-        """A job ends; the next heartbeat says so."""
         job = self.jobs.pop(job_id, None)
         if job is not None:
             told = {name: job[name] for name in ("job_id", "operation_id", "task")}
@@ -361,7 +341,6 @@ class PlayedNode:
             self.finished[job_id] = {**told, "state": state, "exit_code": code, **facts}
 
     def jobs_of(self, operation_id: str) -> list[str]:
-        """The ids of an operation's jobs here."""
         return [job_id for job_id, job in self.jobs.items() if job["operation_id"] == operation_id]
 
     def beat_until_done(self, work: Callable[[], T]) -> T:

@@ -28,7 +28,6 @@ class Pair:
         self.operations: list[str] = []
 
     def start_jobs(self, count: int) -> str:
-        """One more operation, without waiting for its jobs."""
         command = ["sh", "-c", f"echo $$ >> {self.starts_path}; exec sleep 100000"]
         operation = self.cluster.start_operation("p", command, count, cpu_limit=0.02)
         self.wanted += count
@@ -36,7 +35,6 @@ class Pair:
         return operation
 
     def wait_started(self) -> list[int]:
-        """The process ids of all jobs, once each has been started."""
         self.cluster.wait(lambda: len(self.starts()) >= self.wanted, f"{self.wanted} jobs are started")
         return self.starts()
 

@@ -165,7 +165,6 @@ class DefaultScheduler(SchedulerProcess):
 
 @pytest.fixture
 def network() -> Iterator[int]:
-    """The process of a network of its own, with nothing but loopback."""
     with subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 1000"], stdout=subprocess.PIPE
     ) as process:

@@ -63,14 +63,12 @@ class Site:
         }  # fmt: skip
 
     def prepare(self) -> None:
-        """Make the pools, and an operation of whose jobs one runs."""
         for name, parent in (("team", "<Root>"), (POOL, "team"), (OTHER, "team")):
             self.make_pool(name, parent)
         self.operation = self.start()
         self.run_a_job()
 
     def run_a_job(self) -> None:
-        """Have a node take the operation's job, and be silent from then on."""
         self.scheduler.use_token("node-1")
         node = PlayedNode(self.scheduler, "n1")
         node.register()
@@ -80,7 +78,6 @@ class Site:
         wait_until(lambda: not self.do("GET", "nodes/n1")["is_online"], "the node is missed")
 
     def do(self, method: str, path: str, body: Any = None) -> Any:
-        """What an administrator gets, who must not be refused."""
         answer = self.clients["administrator"].request(method, f"/api/v1/{path}", json=body)
         assert answer.is_success, answer.text
         return answer.json()
@@ -308,7 +305,6 @@ CASES: dict[str, Make] = {
 
 
 def ask(site: Site, role: str, row: Any) -> Asked:
-    """The request that tries a row."""
     if row.request in CASES:
         return CASES[row.request](site, role)
     method, _, path = row.request.partition(" ")

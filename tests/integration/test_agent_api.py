@@ -31,13 +31,11 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host with ten jobs."""
     return Host(tmp_path / "host", 10)
 
 
 @pytest.fixture
 def running(agent: AgentProcess, host: Host) -> AgentProcess:
-    """An agent at work on the host."""
     return agent.start(host.config)
 
 
@@ -46,7 +44,6 @@ def get(agent: AgentProcess, path: str) -> httpx2.Response:
 
 
 def read_answer(sock: socket.socket) -> bytes:
-    """Everything until the other end closes; b"" too when it resets."""
     sock.settimeout(60.0)
     answer = b""
     with contextlib.suppress(ConnectionResetError):

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.cgroup
 
 @pytest.fixture
 def lowered(cgroups: CgroupTree, agent: AgentProcess) -> AgentProcess:
-    """An agent that holds two limits down."""
     make(cgroups, "a", "b")
     lower(agent, cgroups, "a", "b")
     return agent
@@ -102,7 +101,6 @@ def test_another_agent_that_came_meanwhile_keeps_its_files(cgroups, agent, tmp_p
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
     place = tmp_path / "mounted"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "cpumond-test", str(place)], check=True)

@@ -27,8 +27,6 @@ def is_low(agent: AgentProcess, *names: str) -> bool:
 
 
 class Writes:
-    """Who is written to: the files of some cgroups, from the moment this is made."""
-
     def __init__(self, tree: CgroupTree, *names: str) -> None:
         self._inotify = Inotify()
         self._inotify.sync_timeout = 0

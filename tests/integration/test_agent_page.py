@@ -27,7 +27,6 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Res
 
 
 def count_listeners(agent: AgentProcess) -> int:
-    """TCP addresses that the agent's process listens on."""
     assert agent.process is not None
     connections = psutil.Process(agent.process.pid).net_connections("tcp")
     return len({each.laddr for each in connections if each.status == psutil.CONN_LISTEN})
@@ -35,7 +34,6 @@ def count_listeners(agent: AgentProcess) -> int:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> str:
-    """The configuration for a fake hierarchy with two jobs."""
     return Host(tmp_path / "host", 2).config
 
 

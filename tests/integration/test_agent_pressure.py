@@ -44,7 +44,6 @@ def remove_when_empty(directory: str) -> bool:
 
 @contextlib.contextmanager
 def start_load(cgroups: CgroupTree, unified: str) -> Iterator[LoadProcess]:
-    """A load in all hierarchies, asleep."""
     places = {*(os.path.join(root, cgroups.top, "sleeper") for root in cgroups.roots), unified}
     load = LoadProcess([os.path.join(place, "cgroup.procs") for place in sorted(places)], THREADS)
     try:

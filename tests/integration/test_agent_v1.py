@@ -18,7 +18,6 @@ Settings = dict[str, str]
 
 
 def set_limit(cgroups: CgroupTree, name: str, quota_us: int, period_us: int = 100_000, burst_us: int = 0) -> None:
-    """As whoever made the cgroup would."""
     cgroups.write(name, "period_us", period_us)
     cgroups.write(name, "quota_us", quota_us)
     cgroups.write(name, "burst_us", burst_us)

@@ -187,7 +187,6 @@ main(sys.argv[1:])
 
 @pytest.fixture
 def public(cgroups: CgroupTree) -> Iterator[Path]:
-    """A directory that everybody may read."""
     place = Path(tempfile.mkdtemp(prefix="cpumond-rights-"))
     place.chmod(0o755)
     yield place

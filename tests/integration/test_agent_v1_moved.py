@@ -115,7 +115,6 @@ COVERS: dict[str, Callable[[CgroupTree], list[str]]] = {
 
 
 def enter(agent: AgentProcess, *command: str) -> None:
-    """Do something in the mount namespace of the agent."""
     assert agent.process is not None
     subprocess.run(["nsenter", "-t", str(agent.process.pid), "-m", *command], check=True)
 

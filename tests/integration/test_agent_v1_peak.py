@@ -20,7 +20,6 @@ BURST_US = 30_000
 
 
 def make(cgroups: CgroupTree, *names: str) -> dict[str, dict[str, str]]:
-    """Cgroups with 2 cores and a burst; what all of their files hold."""
     for name in names:
         cgroups.make(name)
         cgroups.write(name, "quota_us", 200_000)
@@ -29,7 +28,6 @@ def make(cgroups: CgroupTree, *names: str) -> dict[str, dict[str, str]]:
 
 
 def is_idle_low(cgroups: CgroupTree, *names: str) -> bool:
-    """Whether all these quotas are down at the floor, and their burst with them."""
     return all(
         cgroups.quota_cores(name) == FLOOR and cgroups.read(name, "burst_us") == str(int(FLOOR * 100_000))
         for name in names

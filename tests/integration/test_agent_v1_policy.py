@@ -12,7 +12,6 @@ pytestmark = pytest.mark.cgroup
 
 
 def wait_checks(agent: AgentProcess, number: int = 4) -> None:
-    """Wait until some more ticks are over."""
     begin = agent.get("/v1/status")["tick"]
     wait_until(lambda: agent.get("/v1/status")["tick"] >= begin + number, f"{number} more ticks")
 

@@ -23,7 +23,6 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def watched(browser) -> Iterator[tuple[Watch, object]]:
-    """A page whose problems are asked for by the test."""
     context = browser.new_context()
     page = context.new_page()
     yield Watch(page), page

@@ -56,20 +56,16 @@ class Host:
         self.first = FIRST if self.version == 1 else CpuSettings(None, 100_000, 0, 100)
 
     def make(self, name: str) -> str:
-        """A new cgroup; its path."""
         make_tree(os.path.join(self.hierarchies.cpu_root, self.top, name), self._files)
         return f"{self.top}/{name}"
 
     def remove(self, name: str) -> None:
-        """Away with it."""
         shutil.rmtree(os.path.join(self.hierarchies.cpu_root, self.top, name))
 
     def directory(self, name: str) -> str:
-        """Where it is in the hierarchy of the cpu controller."""
         return os.path.join(self.hierarchies.cpu_root, self.top, name)
 
     def set_quota(self, name: str, quota_us: int | None, period_us: int = 100_000) -> None:
-        """As somebody else would."""
         if self.version == 2:
             self.write(name, "cpu.max", f"{'max' if quota_us is None else quota_us} {period_us}\n")
             return
@@ -78,13 +74,11 @@ class Host:
         self.write(name, "cpu.cfs_quota_us", f"{-1 if quota_us is None else quota_us}\n")
 
     def write(self, name: str, file: str, text: str) -> None:
-        """Write one file."""
         with open(os.path.join(self.directory(name), file), "w") as target:
             target.write(text)
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[Cgroup]:
-        """The open cgroup."""
         cgroup = open_cgroup(self.hierarchies, path)
         assert cgroup is not None
         try:
@@ -94,8 +88,6 @@ class Host:
 
 
 class RealHost(Host):
-    """This machine."""
-
     real = True
 
     def __init__(self, tree: CgroupTree) -> None:
@@ -137,7 +129,6 @@ def make_v1(directory: Path, kind: str) -> Host:
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.cgroup), "v2", "v1-together", "v1-hybrid"])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """One machine of each layout."""
     if request.param == "real":
         return RealHost(request.getfixturevalue("cgroups"))
     return make_v2(tmp_path) if request.param == "v2" else make_v1(tmp_path, request.param)

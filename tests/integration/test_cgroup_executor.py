@@ -36,7 +36,6 @@ PARENT = os.environ.get("CPUMOND_TEST_CGROUP_PARENT", "")
 
 
 def make_root_name(kind: str) -> str:
-    """A root for jobs that is not there yet."""
     return os.path.join(PARENT, f"cpumond-test-{os.getpid()}-{kind}-{next(_numbers)}")
 
 
@@ -278,7 +277,6 @@ def test_the_keeper_holds_nothing_of_jobs_that_are_over(rig):
 
 
 def run_as_ordinary_user(hierarchies: Hierarchies, root: str, directory: Path) -> list[object]:
-    """What an executor of an ordinary user made of two jobs."""
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)

@@ -20,7 +20,6 @@ Pair = tuple[SchedulerProcess, SchedulerProcess]
 
 @pytest.fixture(scope="module")
 def schedulers(tmp_path_factory: pytest.TempPathFactory, postgresql: PostgresServer) -> Iterator[Pair]:
-    """Two schedulers, with a node and a pool."""
     conninfo = make_schema(postgresql)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(SchedulerProcess(tmp_path_factory.mktemp(name))) for name in ("first", "second")]

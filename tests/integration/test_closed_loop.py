@@ -39,7 +39,6 @@ def loop(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
 
 
 def read_pool_counters(loop: Loop) -> dict[str, float]:
-    """The Prometheus counter of CPU time, by pool."""
     with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
         text = client.get(f"{loop.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -48,7 +47,6 @@ def read_pool_counters(loop: Loop) -> dict[str, float]:
 
 
 def explain(loop: Loop, job: dict[str, Any]) -> dict[str, Any]:
-    """``cpumond explain JOB --json`` of the agent."""
     done = loop.run("explain", job["id"], "--config", loop.nodes[0].config_path, "--json")
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -36,12 +36,10 @@ class Gates:
 
     @property
     def starts(self) -> list[str]:
-        """The id of each process that was started, in order."""
         file = self.directory / "starts"
         return file.read_text().split() if file.exists() else []
 
     def end(self, job_id: str, code: int = 0) -> None:
-        """Let a job end."""
         fd = wait_until(lambda: self._open(job_id), f"job {job_id} waits", WAIT_S)
         os.write(fd, f"{code}\n".encode())
         os.close(fd)
@@ -75,11 +73,9 @@ class Network:
         self.proxies = proxies
 
     def proxy_of(self, job: dict[str, Any]) -> Proxy:
-        """The network of the node that a job runs on."""
         return self.proxies[[node.node_id for node in self.loop.nodes].index(job["node_id"])]
 
     def is_online(self, job: dict[str, Any]) -> bool:
-        """Whether the scheduler hears of the node that a job runs on."""
         return bool(self.loop.get(f"/api/v1/nodes/{job['node_id']}")["is_online"])
 
 
@@ -106,7 +102,6 @@ def counts(loop: Loop, operation: str) -> dict[str, int]:
 
 
 def job_of(loop: Loop, operation: str, job_id: str) -> dict[str, Any]:
-    """One job as the scheduler shows it."""
     [found] = [job for job in loop.jobs(operation) if job["id"] == job_id]
     return found
 

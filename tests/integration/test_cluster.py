@@ -33,7 +33,6 @@ pytestmark = pytest.mark.cgroup
 
 @pytest.fixture(scope="module")
 def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes with different tags, and settings of their own."""
     whole = Cluster(
         tmp_path_factory.mktemp("cluster"), 2, cpu=0.5, memory=2**30, user_slots=7, check_period="100ms",
         monitor={"min_cpu_limit": 0.1}, scheduler_config='cluster_name = "trial"\n[api]\nmax_body = 65536\n',
@@ -51,7 +50,6 @@ def list_cgroups(pid: int | str) -> list[str]:
 
 
 def two(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The jobs when there are two, else none."""
     return jobs if len(jobs) == 2 else []
 
 
@@ -130,8 +128,6 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hi
 
 
 class Command:
-    """``cpumond cluster`` with its files in a directory."""
-
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cpumond", "cluster", "--nodes", "2", "--cpu", "0.3", *arguments],
@@ -163,7 +159,6 @@ class Command:
 
 
 def operate(url: str, token: str, *arguments: str) -> str:
-    """The output of ``cpumond operation``."""
     environment = {**os.environ, "CPUMOND_SCHEDULER": url, "CPUMOND_TOKEN": token}
     done = run_command(["operation", *arguments], environment)
     assert done.returncode == 0, done.stderr

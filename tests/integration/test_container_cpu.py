@@ -1,5 +1,4 @@
-"""Whether a job has a ceiling, and what moves: ``set_container_cpu_limit`` of tasks, pools and trees, by the unmodified
-``yt`` (semantics.md 1.6, 1.10)."""
+"""Whether a job has a ceiling, and what moves: ``set_container_cpu_limit``, by ``yt`` (semantics.md 1.6, 1.10)."""
 
 import contextlib
 import json
@@ -63,8 +62,6 @@ def start(
 
 
 class Kernel:
-    """What the kernel says of one job."""
-
     def __init__(self, loop: Loop, job: dict[str, Any]) -> None:
         self.loop, self.job = loop, job
         self._first = self._before = (time.monotonic(), self.used_s())
@@ -87,7 +84,6 @@ class Kernel:
         return self.loop.quota_cores(self.job["cgroup"])
 
     def weight_cores(self) -> float:
-        """Its weight, as cores that the weight stands for."""
         is_v2 = self.loop.hierarchies.cpu_version == 2
         return read_settings(self.loop.hierarchies, self.job["cgroup"]).weight / (100 if is_v2 else 1024)
 

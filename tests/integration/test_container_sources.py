@@ -58,13 +58,11 @@ def describe_agent(engine: Engine, more: str = "", mode: str = "reclaim", **sour
 
 
 def quota_of(engine: Engine, name: str) -> Path:
-    """The file with a container's limit."""
     path = engine.cgroup(name).strip("/")
     return CPU / path / "cpu.cfs_quota_us" if CPU.is_dir() else V2 / path / "cpu.max"
 
 
 def work_of(engine: Engine, name: str) -> Work:
-    """What a container does that runs BURN."""
     return Work(Path(f"/proc/{engine.pid(name)}/root/tmp"))
 
 

@@ -42,8 +42,6 @@ TOP = f"cpumond-test-control-{os.getpid()}"
 
 @pytest.fixture
 def running(agent: AgentProcess, cgroups: CgroupTree) -> Callable[..., AgentProcess]:
-    """Start the agent over ``names`` below the test's cgroup."""
-
     def start(*names: str, mode: str = "reclaim") -> AgentProcess:
         return start_over(agent, cgroups, *names, mode=mode)
 
@@ -71,7 +69,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -
 
 
 def call(agent: AgentProcess, *arguments: str) -> tuple[int, str, str]:
-    """Exit code and output of a command line."""
     done = agent.run(*arguments)
     return done.returncode, done.stdout, done.stderr
 
@@ -84,7 +81,6 @@ def run_quietly(agent: AgentProcess, *arguments: str) -> str:
 
 
 def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
-    """The same with --json."""
     answer: dict[str, Any] = json.loads(run_quietly(agent, *arguments, "--json"))
     name = next(each for each in (" ".join(arguments[:2]), arguments[0]) if each in ANSWERS)
     every.validator(name).validate(answer)
@@ -92,7 +88,6 @@ def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
 
 
 def refused(agent: AgentProcess, *arguments: str) -> tuple[int, str]:
-    """Exit code and sentence of a command that must fail."""
     code, output, errors = call(agent, *arguments)
     assert output == ""
     assert errors.startswith("cpumond: ")
@@ -218,7 +213,6 @@ def test_without_an_agent_every_command_is_69_and_says_how_to_start_one(agent):
 
 
 def run_as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command line of the account ``nobody``."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     command = [*AS_NOBODY, sys.executable, "-m", "cpumond", *words]

@@ -99,7 +99,6 @@ def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
 
 
 def list_rules() -> list[dict[str, Any]]:
-    """All rules of both files."""
     return [rule for name in RULE_FILES for rule in read_rules(name)]
 
 
@@ -146,7 +145,6 @@ def find_without_data(
 
 @pytest.fixture
 def wanted(cluster: Cluster) -> dict[str, str]:
-    """What is chosen in the variables of a dashboard."""
     operations = cluster.get("/api/v1/operations?pool=steady")["operations"]
     [job] = cluster.jobs(operations[0]["id"], "running")
     node = urlsplit(cluster.nodes[0].metrics_url).netloc

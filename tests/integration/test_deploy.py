@@ -1,8 +1,4 @@
-"""The container image recipe and the Kubernetes example of docs/deploy: what can be checked without a cluster.
-
-What the manifests run is run here for real: their shell programs beside an agent on a real cgroup, and the steps of the
-image's build stage in directories of the test.
-"""
+"""The image and the Kubernetes example of docs/deploy without a cluster: their programs are run for real."""
 
 import itertools
 import os
@@ -48,13 +44,11 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Manifest]:
-    """All documents of the YAML files."""
     texts = [(DEPLOY / name).read_text(encoding="utf-8") for name in ("daemonset.yaml", "reclaimed-cpu.yaml")]
     return [each for text in texts for each in yaml.safe_load_all(text)]
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The one manifest of a kind and a name."""
     [found] = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found
 
@@ -65,13 +59,11 @@ def pod_owners(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def containers(owner: Manifest) -> list[Manifest]:
-    """All containers of a manifest's pods, those that run first included."""
     spec = owner["spec"]["template"]["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def find_container(owner: Manifest, name: str) -> Manifest:
-    """The one container of a name."""
     [found] = [each for each in containers(owner) if each["name"] == name]
     return found
 
@@ -203,7 +195,6 @@ def agent_config(manifests: list[Manifest], etc: Path) -> AgentConfig:
 
 
 def write_drop_ins(manifests: list[Manifest], etc: Path) -> None:
-    """The ConfigMap as the pod has it."""
     for name, text in find(manifests, "ConfigMap", "cpumond-agent")["data"].items():
         (etc / "conf.d").mkdir(exist_ok=True)
         (etc / "conf.d" / name).write_text(text, encoding="utf-8")
@@ -332,7 +323,6 @@ class Pod:
         agent.prefix = NO_RIGHTS
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a container's program."""
         container = find_container(self._owner, name)
         [program] = container["args"]
         program = program.replace("/run/cpumond", str(self._agent.directory / "run"))
@@ -350,7 +340,6 @@ class Pod:
         return [float(each) for each in self.calls_path.read_text().split()] if self.calls_path.exists() else []
 
     def close(self) -> None:
-        """End what still runs, with what it waits for."""
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -57,7 +57,6 @@ def host(cgroups: CgroupTree) -> CgroupTree:
 
 
 def read_counters(host: CgroupTree) -> dict[str, float]:
-    """CPU seconds by the kernel's own counter, read anew."""
     found = {}
     for name in WORKLOADS:
         cgroup = open_cgroup(host.hierarchies, f"{host.top}/{name}")
@@ -138,7 +137,6 @@ def test_names_and_sums_are_those_of_the_kernel(host: CgroupTree) -> None:
 
 
 def list_open(pid: int) -> list[str]:
-    """What a process has open."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:

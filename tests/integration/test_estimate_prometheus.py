@@ -41,7 +41,6 @@ def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def list_samples(begin: int) -> Iterator[str]:
-    """The history in OpenMetrics' format."""
     times = [at for at in range(0, LENGTH_S + 1, SCRAPE_S) if not GAP[0] < at < GAP[1]]
     yield "# TYPE container_cpu_usage_seconds counter"
     for labels, (cores, _) in CADVISOR.items():
@@ -62,7 +61,6 @@ def list_samples(begin: int) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Prometheus]:
-    """A Prometheus server with two hours of history."""
     with tempfile.TemporaryDirectory(prefix="cpumond-prometheus-") as directory:
         begin = int(time.time()) // SCRAPE_S * SCRAPE_S - LENGTH_S
         history = Path(directory, "history.om")

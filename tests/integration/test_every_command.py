@@ -1,7 +1,4 @@
-"""Every command at 80 and 40 columns of a terminal, piped, as JSON against its schema, as CSV, and its help.
-
-A command without a case here fails ``test_every_command_has_a_case``.
-"""
+"""Every command at 80 and 40 columns of a terminal, piped, as JSON against its schema, as CSV, and its help."""
 
 import contextlib
 import csv
@@ -45,10 +42,7 @@ What ``cluster`` and ``demo`` print with --json is checked there."""
 
 @dataclass(frozen=True)
 class Case:
-    """Words behind ``cpumond``; {operation}, {job} and {trace} stand for what the site has.
-
-    ``is_change``: only run once, since it changes something. ``code``: what it ends with.
-    """
+    """Words behind ``cpumond``, ids of the site in braces; ``is_change``: run once; ``code``: what it ends with."""
 
     words: str
     is_change: bool = False
@@ -187,7 +181,6 @@ ODD_TITLES = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
     directory = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         # Updates as often as other tests want them would take most of a core from the commands.
@@ -244,7 +237,6 @@ END_OF_OUTPUT = b"\0over\0"
 
 
 def on_terminal(words: list[str], columns: int, environment: dict[str, str], typed: str = "") -> tuple[str, int]:
-    """The output of a command on a terminal of that width and its exit code; it runs in this process."""
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     os.write(main, typed.encode())
@@ -323,7 +315,6 @@ def check_terminal(name: str, case: Case, names: dict[str, str], environment: di
 
 
 def list_ids(name: str, words: list[str], environment: dict[str, str]) -> set[str]:
-    """The ids that lists of a command must show whole."""
     if name not in ("tree list", "pool list", "operation list", "operation jobs", "node list", "token list"):
         return set()
     answer = json.loads(run_command([*words, "--json"], environment).stdout)

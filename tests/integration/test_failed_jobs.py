@@ -1,7 +1,4 @@
-"""What becomes of operations whose jobs fail, are interrupted or must not run twice: real jobs, by `yt`.
-
-Scenarios FOJR-1, SUSP-1, TIME-1, INT-1 and INT-2 of options that come from YTsaurus (semantics.md 3.6, 3.8).
-"""
+"""Operations whose jobs fail, are interrupted or must not run twice: real jobs, by `yt` (semantics.md 3.6, 3.8)."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +23,6 @@ def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 
 
 def start(loop: Loop, command: str, spec: str = "", **task: Any) -> str:
-    """By ``yt vanilla``; the id."""
     given = {"command": command, "job_count": 1, "cpu_limit": 0.2, "memory_limit": 16 * 2**20, **task}
     whole = f"{{pool=p;{spec}}}"
     return loop.yt("vanilla", "--async", "--tasks", _yson({"main": given}), "--spec", whole).splitlines()[-1]

@@ -1,7 +1,4 @@
-"""Forecasts and simulations of a running scheduler with a real agent and real jobs, by the command line.
-
-What is foretold is compared with what then happens.
-"""
+"""Forecasts and simulations by the command line, compared with what then happens to real jobs on a real agent."""
 
 import json
 import os
@@ -34,7 +31,6 @@ class Site:
         """Of the jobs that are known."""
 
     def run(self, *words: str, code: int = 0) -> str:
-        """The output of a command."""
         done = run_command(list(words), {**os.environ, **self.env})
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -56,7 +52,6 @@ class Site:
         return [job for each in operations for job in self.cluster.jobs(each)]
 
     def list_starts(self, *operations: str) -> list[float]:
-        """When their jobs were started, in order."""
         return sorted(float(job["start_time"]) for job in self.list_jobs(*operations))
 
     def first_start(self, operation: str) -> float:

@@ -19,7 +19,6 @@ MARKUP = "</script><script>alert(1)</script>"
 
 
 def write_page(path: Path) -> str:
-    """A page with a graph whose parts stand one on the other, and a table."""
     page = HtmlPage(MARKUP)
     page.add_chart(
         MARKUP, MARKUP, [0.0, 3600.0, 7200.0],

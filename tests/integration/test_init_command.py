@@ -21,8 +21,6 @@ pytestmark = pytest.mark.cgroup
 
 
 class Host:
-    """The files of one installation: configuration, units, and the command that writes them."""
-
     def __init__(self, directory: Path, *sockets: str) -> None:
         self.directory = directory
         self.agent = AgentProcess(directory)
@@ -34,7 +32,6 @@ class Host:
             self.options += ["--socket", each]
 
     def init(self, *arguments: str, code: int = 0) -> str:
-        """What it prints; its exit code is ``code``."""
         done = run_command(["init", *self.options, *arguments])
         assert done.returncode == code, done.stdout + done.stderr
         self.errors = done.stderr
@@ -57,7 +54,6 @@ class Host:
 
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Dockerd]:
-    """A container with a limit and one without."""
     engine = Dockerd()
     try:
         engine.start()

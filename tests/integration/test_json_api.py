@@ -1,7 +1,4 @@
-"""The JSON interface on a real socket: a real scheduler with its store, and nodes that speak HTTP.
-
-``LiveScheduler`` and ``make_node`` serve the tests of the commands and of the OpenAPI document, too.
-"""
+"""The JSON interface on a real socket: a real scheduler with its store, and nodes that speak HTTP."""
 
 from __future__ import annotations
 
@@ -92,8 +89,6 @@ class LiveScheduler:
         await serving
 
     def call(self, work: Callable[[Scheduler], Any]) -> Any:
-        """Run ``work`` in the thread of the scheduler."""
-
         async def run() -> Any:
             return work(self.scheduler)
 

@@ -1,8 +1,4 @@
-"""``cpumond kubernetes publish`` beside a real agent on a real cgroup.
-
-No API server of Kubernetes runs here: in its place is a small server with lists of pods and nodes that takes the one
-patch, written after the published API.
-"""
+"""``cpumond kubernetes publish`` beside a real agent; a small server after the published API stands for Kubernetes."""
 
 import json
 import os

@@ -53,7 +53,6 @@ def kubelet(tmp_path: Path) -> Iterator[KubeletServer]:
 
 
 def run(tree: CgroupTree, pod: dict, quota_us: int = -1, number: int = 0) -> str:
-    """The cgroup of a container, as it is while it runs."""
     place = place_of(pod, number)
     tree.make(place)
     tree.write(place, "quota_us", quota_us)
@@ -61,7 +60,6 @@ def run(tree: CgroupTree, pod: dict, quota_us: int = -1, number: int = 0) -> str
 
 
 def describe(tmp_path: Path, socket: str, more: str = "", source: str | None = None) -> str:
-    """A configuration with this source alone."""
     options = "".join(f"{key} = {value}\n" for key, value in QUICK.items())
     files = f'token_file = "{tmp_path}/token"\nca_file = "{tmp_path}/kubelet.crt"\n' if source is None else source
     return (

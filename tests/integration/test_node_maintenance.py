@@ -35,7 +35,6 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cpumond(url: str, *words: str, code: int = 0) -> tuple[str, str]:
-    """The output of the command, and what it says besides."""
     done = run_command([*words, "--scheduler", url])
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr

@@ -32,7 +32,6 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
-    """A server in which there is something of everything."""
     with LiveScheduler(tmp_path_factory.mktemp("openapi"), max_body=16 * 2**20) as server:
         server.post("/trees/default/pools", {"name": "a", "attributes": {"weight": 2}}, 201)
         node = make_node(server, "n1")

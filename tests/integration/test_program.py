@@ -27,7 +27,6 @@ LIGHT = ["status", "top", "explain", "job", "pin", "unpin", "doctor", "job add",
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program in an interpreter of its own."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         capture_output=True, text=True, timeout=120, check=False,

@@ -19,7 +19,6 @@ DASHBOARDS = sorted((ROOT / "config" / "grafana").glob("*.json"))
 
 
 def promtool(*arguments: object) -> str:
-    """The output of a ``promtool`` that must succeed."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("needs promtool (apt-get install --no-install-recommends prometheus)")

@@ -60,13 +60,11 @@ class Proxy:
         self.config.write_text(MAIN.format(folder=folder, user="user root;", server=server))
 
     def write_token(self, token: str) -> None:
-        """What the proxy shows the scheduler, "" for nothing."""
         line = f'proxy_set_header X-Cpumond-Proxy-Token "{token}";\n' if token else ""
         (self.folder / "cpumond-proxy-token").write_text(line)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[httpx2.Client]:
-        """The process, and a client of it."""
         command = [str(NGINX), "-p", str(self.folder), "-c", str(self.config), "-e", str(self.folder / "error.log")]
         context = ssl.create_default_context(cafile=str(self.authority.ca_file))
         with subprocess.Popen(command) as process:

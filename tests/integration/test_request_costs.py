@@ -76,8 +76,6 @@ class Asked(NamedTuple):
 
 
 class Cluster:
-    """A large cluster, and the JSON interface to it."""
-
     def __init__(self, folder: Path) -> None:
         self.clock = StillClock()
         self.store = open_sqlite_store(str(folder / "scheduler.db"))

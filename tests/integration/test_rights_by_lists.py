@@ -1,7 +1,4 @@
-"""Access lists on a real scheduler with tokens (semantics.md 12): two teams, each with a pool of its own.
-
-Answers that depend on who asks. What each may do is in ``test_access_table.py`` and ``tests/unit/scheduler/access``.
-"""
+"""Access lists with tokens (semantics.md 12): answers that depend on who asks, of two teams with a pool each."""
 
 import contextlib
 import json
@@ -40,7 +37,6 @@ class Site:
         self.scheduler.start()
 
     def prepare(self) -> None:
-        """Give each team its pool, and red an operation that runs."""
         for team in ("red", "blue"):
             acl = [{"action": "allow", "subjects": [f"team-{team}"], "permissions": ALL}]
             pool = {"acl": acl, "strong_guarantee_resources": {"cpu": 5}, "allow_children_guarantees": True}
@@ -57,14 +53,12 @@ class Site:
         self.run_job(self.operation)
 
     def run_job(self, operation: str) -> list[str]:
-        """Have the node take the operation's job."""
         self.scheduler.use_token("n1")
         self.node.beat_until(lambda: self.node.jobs_of(operation), "the job is started")
         self.node.beat()
         return list(self.node.jobs_of(operation))
 
     def ask(self, user: str, method: str, path: str, body: Any = None) -> httpx2.Response:
-        """What comes of a user's request."""
         place = path if path.startswith("/") else f"/api/v1/{path}"
         return self.scheduler.client.request(method, place, json=body, headers={"authorization": f"Bearer {user}"})
 

@@ -21,7 +21,6 @@ def cluster(hierarchies: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def levels(cluster: Loop) -> dict[str, str]:
-    """What each agent does, as the scheduler knows it."""
     return {each["id"]: (each["about"] or {}).get("level") for each in cluster.get("/api/v1/fleet")["agents"]}
 
 

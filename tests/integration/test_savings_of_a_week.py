@@ -34,8 +34,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A scheduler with the history of some hours, as true as a week in a part of the CPU: half of them before a Monday,
-    half on it, so that two weeks have a part."""
+    """With the history of some hours, half of them before a Monday, half on it: two weeks have a part."""
     with SchedulerProcess(tmp_path_factory.mktemp("savings")) as process:
         process.state_dir.mkdir(mode=0o700)
         end_s = (time.time() - FIRST_END_S) // WEEK_S * WEEK_S + FIRST_END_S

@@ -58,7 +58,6 @@ def honest(
 
 @contextlib.contextmanager
 def descriptors(count: int) -> Iterator[None]:
-    """This process may have so many."""
     soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
     if hard < count:
         pytest.skip(f"needs {count} descriptors, has {hard}")
@@ -154,11 +153,9 @@ def test_unfinished_requests_are_bounded_in_all(scheduler: SchedulerProcess, beg
     ids=["heads", "bodies"],
 )
 def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: bytes) -> None:
-    """Of many more connections than begin at a time; what was answered is not kept either.
+    """Of many more connections than begin at a time; what was answered is not kept.
 
-    The honest node's connection is the one without an answer for longest: what it holds is too little to end it for.
-    Its turn is one of 3000, so that its wait is the time of all of them.
-    """
+    The honest node waits for all of them: its turn is one of 3000. It holds too little to be ended for it."""
     with descriptors(4000), contextlib.ExitStack() as stack:
         stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
         connections = [stack.enter_context(scheduler.connect()) for _ in range(3000)]

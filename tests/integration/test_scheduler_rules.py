@@ -1,5 +1,4 @@
-"""Rules of operations on a running scheduler, as ``yt`` meets them: a time limit over kill -9, what the client adds by
-itself, and a tree as it prints it (semantics.md 2.8)."""
+"""Rules of operations as ``yt`` meets them: time limits over kill -9, what it adds, trees (semantics.md 2.8)."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ def node(scheduler: SchedulerProcess) -> PlayedNode:
 
 
 def vanilla(scheduler: SchedulerProcess, task: str, spec: str) -> str:
-    """Start an operation with ``yt``; its id."""
     done = scheduler.yt("vanilla", "--async", "--tasks", f"{{t={{{task}}}}}", "--spec", f"{{{spec}}}", bindings=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

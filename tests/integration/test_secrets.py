@@ -1,7 +1,4 @@
-"""A secret on its way from the unmodified `yt` to the job, by real processes: found nowhere else (semantics.md 12.6).
-
-Scenarios VAULT-2 and VAULT-3: a tracked `yt vanilla`, whose second job starts after the scheduler was killed.
-"""
+"""A secret from the unmodified `yt` to its job, by real processes: found nowhere else (semantics.md 12.6)."""
 
 import base64
 import contextlib
@@ -133,7 +130,6 @@ def _ask_agent(site: Site, path: str) -> str:
 
 
 def count_vaults(site: Site) -> int:
-    """The records of secrets in the scheduler's database."""
     path = Path(site.scheduler.directory, "state", "scheduler.db")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         (number,) = database.execute("SELECT count(*) FROM records WHERE kind = 'vault'").fetchone()

@@ -26,7 +26,6 @@ ASK = {
 
 
 def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
-    """What ``shell`` offers for the last of ``words``."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is missing; Debian's package {shell} has it")
     # The scripts call `cpumond` as found on PATH.

@@ -100,7 +100,6 @@ def put_in(slurm: SlurmCluster, number: int, controllers: int = 2) -> Path:
 
 
 def find_place(number: int) -> Path:
-    """The cgroup that Slurm has made for a job."""
     return next(CPU.glob(f"**/job_{number}"))
 
 

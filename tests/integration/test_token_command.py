@@ -10,7 +10,6 @@ from test_access_by_token import start_with_tokens
 
 
 def run(scheduler: SchedulerProcess, token: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """A command line with a token."""
     environment = {**clean_environment(), "CPUMOND_SCHEDULER": scheduler.url, "CPUMOND_TOKEN": token, "COLUMNS": "200"}
     done = run_command(list(arguments), environment)
     assert done.returncode == code, f"{arguments}: {done.returncode} {done.stdout} {done.stderr}"

@@ -71,13 +71,11 @@ def cpumond(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def commands(scheduler: SchedulerProcess) -> list[dict[str, Any]]:
-    """The audit log's commands, the newest first."""
     found: list[dict[str, Any]] = scheduler.get("audit?kind=command&limit=1000")["events"]
     return found
 
 
 def pools(scheduler: SchedulerProcess) -> dict[str, str]:
-    """Pool -> its parent."""
     return {each["name"]: each["parent"] for each in scheduler.get("trees/default/pools")["pools"] if each["parent"]}
 
 

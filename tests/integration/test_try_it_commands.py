@@ -26,7 +26,6 @@ COMMAND = [sys.executable, "-m", "cpumond"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """One command to its end."""
     return run_command(list(arguments))
 
 
@@ -202,7 +201,6 @@ def test_a_short_demo_says_what_was_not_seen(hierarchies: Hierarchies, tmp_path:
 def start_demo(
     directory: Path, *prefix: str, arguments: tuple[str, ...] = (), **options: object
 ) -> subprocess.Popen[str]:
-    """A demo in a pipe."""
     return subprocess.Popen(
         [*prefix, *COMMAND, "demo", *arguments],
         text=True,

@@ -31,7 +31,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 
 @pytest.fixture
 def signed(page: Page) -> Page:
-    """A page that has the token already."""
     return sign_in(page, TOKEN)
 
 
@@ -48,7 +47,6 @@ def make_pool(site: Site, request: pytest.FixtureRequest) -> Callable[..., str]:
 
 
 def pools(site: Site) -> dict[str, Any]:
-    """All pools with their attributes."""
     return {pool["name"]: pool["attributes"] for pool in site.cluster.get("/api/v1/trees/default/pools")["pools"]}
 
 

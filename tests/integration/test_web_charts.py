@@ -65,7 +65,6 @@ def open_pool(site: Site, page: Page, search: str = "") -> Locator:
 
 
 def drag(plot: Any, begin: float, end: float) -> None:
-    """Over the middle of a graph, from one part of its width to another."""
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box is not None
@@ -74,7 +73,6 @@ def drag(plot: Any, begin: float, end: float) -> None:
 
 
 def span_of(page: Page) -> tuple[float, float] | None:
-    """``from`` and ``to`` of the address."""
     found = re.search(r"from=([0-9.]+)&to=([0-9.]+)", page.url)
     return None if found is None else (float(found[1]), float(found[2]))
 

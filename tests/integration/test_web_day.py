@@ -1,5 +1,4 @@
-"""The pages as somebody has them open all day: tabs, filters, answers that come late or cut off, rows that are equal,
-times that no calendar has, paper and forced colours."""
+"""Pages open all day: tabs, filters, late and cut answers, equal rows, odd times, paper and forced colours."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ def agree(page: Page, user: str) -> None:
 
 @pytest.fixture
 def signed(page: Page, scheduler: SchedulerProcess) -> Page:
-    """A page that was opened by the address with the token."""
     page.allow("status: 401 ")
     page.goto(f"{scheduler.url}/#token={TOKEN.replace('/', '%2F')}")
     agree(page, "anna")

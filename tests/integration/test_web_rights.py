@@ -28,7 +28,6 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
 
 
 def act_as(scheduler: SchedulerProcess, user: str, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives while the scheduler is asked as this user."""
     scheduler.use_token(user)
     try:
         return work()

@@ -1,5 +1,4 @@
-"""The page of savings: figures of a history whose sums are known, its weeks and money, the control group, by mouse and
-by keyboard, in wide and narrow windows, light and dark."""
+"""The page of savings: figures of a known history, its weeks and money, the control group, in windows of all kinds."""
 
 from __future__ import annotations
 
@@ -52,7 +51,6 @@ def fill(path: str, compared: int) -> None:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SchedulerProcess]]:
-    """Starts a scheduler with such a history, and further lines of [history]."""
     with contextlib.ExitStack() as stack:
 
         def begin(compared: int, more: str = "") -> SchedulerProcess:
@@ -67,7 +65,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sc
 
 @pytest.fixture(scope="module")
 def priced(start: Callable[..., SchedulerProcess]) -> SchedulerProcess:
-    """With a control group and a price."""
     return start(HOURS, 'core_hour_price = 0.05\ncurrency = "EUR"')
 
 

@@ -1,5 +1,4 @@
-"""What if, on the pages: a simulation of an operation, of a pool's change and of a node less; nodes are cordoned and
-drained after their plan."""
+"""What if, on the pages: simulations of an operation, of a pool's change and of a node less; nodes are drained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,7 @@ CONFIG = '[forecast]\nperiod = "1s"\nhorizon = "2m"\nmax_load = 1.0\n[min_spare_
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Site]:
-    """Two nodes; jobs that sleep for a second, as is known of them; a pool whose only place is taken by an operation
-    that is suspended."""
+    """Jobs sleep for a second, as is known of them; an operation that is suspended has the only place of a pool."""
     with run_site(tmp_path_factory.mktemp("site"), hierarchies, scheduler_config=CONFIG) as site:
         c = site.cluster
         c.create_pool("p")

@@ -25,7 +25,6 @@ def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 
 
 def ask(loop: Loop, *arguments: str) -> Any:
-    """The value that the client prints."""
     return json.loads(loop.yt(*arguments, "--format", "json"))
 
 
@@ -41,14 +40,12 @@ def start(loop: Loop, command: str, count: int = 1, spec: str = "{pool=p}", **op
 
 
 def use_library(loop: Loop, script: str) -> Any:
-    """What a program prints, as JSON, that uses the client's library."""
     done = loop.try_yt("-c", f"import json, yt.wrapper as yt\n{script}", program=Path(sys.executable))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def await_jobs(loop: Loop, operation: str, count: int) -> list[dict[str, Any]]:
-    """Running jobs of an operation, as ``list-jobs`` has them."""
     loop.await_running(operation, count)
     jobs: list[dict[str, Any]] = ask(loop, "list-jobs", operation, "--job-state", "running")["jobs"]
     return jobs
@@ -107,7 +104,6 @@ def test_what_would_change_the_result_is_refused(loop: Loop):
 
 
 def count_jobs(loop: Loop, operation: str) -> Any:
-    """``progress/jobs`` of an operation."""
     return ask(loop, "get-operation", operation, "--attribute", "progress")["progress"]["jobs"]
 
 

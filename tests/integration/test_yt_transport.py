@@ -1,7 +1,4 @@
-"""The transport of the ``yt`` protocol by raw requests: what clients of all kinds send and want.
-
-The unmodified ``yt`` command line is in ``tests/slow``, and some of its commands in other files here.
-"""
+"""The transport of the ``yt`` protocol by raw requests: what clients of all kinds send and want."""
 
 import asyncio
 import base64
@@ -88,7 +85,6 @@ LIMITS = YtLimits(max_body_bytes=64 * 1024, max_batch_requests=20, requests_per_
 
 
 def serve(limits: YtLimits) -> Served:
-    """A new toy behind the transport."""
     toy = Toy()
     return Served(toy, Starlette(routes=make_yt_routes(toy, authenticate, limits, ReplyCache(lambda: 1000.0))))
 
@@ -403,7 +399,6 @@ Message = dict[str, Any]
 
 
 async def call(toy: Toy, messages: list[Message], path: str, method: str = "PUT", **headers: bytes) -> list[Message]:
-    """The messages that answer a request, whose body and end are ``messages``."""
     app = Starlette(routes=make_yt_routes(toy, authenticate, LIMITS, ReplyCache(lambda: 0.0)))
     sent: list[Message] = []
     waiting = list(messages)

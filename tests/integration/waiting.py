@@ -18,11 +18,9 @@ PATIENCE = max(SLOWNESS, 3.0)
 
 
 def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
-    """Ask ``condition`` until it is true and give its value: often at first, then every 50 ms, since most conditions
-    are requests, whose answers take the processor from what is waited for.
+    """Asked often at first, then every 50 ms: most conditions are requests, which take the processor from what works.
 
-    AssertionError after ``timeout_s``, times PATIENCE.
-    """
+    AssertionError after ``timeout_s``, times PATIENCE."""
     pause, pause_s = threading.Event(), 0.01
     timeout_s *= PATIENCE
     deadline_s = time.monotonic() + timeout_s
@@ -44,9 +42,6 @@ def is_over(process: psutil.Process) -> bool:
 
 
 def count_descriptors() -> int:
-    """The open descriptors of this process, without those of objects that nobody holds any more.
-
-    Tests before this one leave such objects, whose descriptors go whenever the collector comes.
-    """
+    """Without those of objects that nobody holds any more, which tests before this one leave to the collector."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

@@ -55,7 +55,6 @@ class Site:
         """Of the operation ``moving``: idle, and it uses all that it gets while the file ``wake`` is there."""
 
     def furnish(self) -> None:
-        """Make all pools and operations, and wait until each is in its state."""
         c, ids = self.cluster, self.operations
         c.create_pool("research", weight=2.0, strong_guarantee_resources={"cpu": 1.0})
         c.create_pool("models", "research", weight=3.0)
@@ -85,7 +84,6 @@ class Site:
         c.await_running(ids["first"])
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Any:
-        """The JSON of a request to the scheduler, which must succeed."""
         if self.cluster.token:
             headers["Authorization"] = f"Bearer {self.cluster.token}"
         url = f"{self.cluster.url}{path}"
@@ -94,7 +92,6 @@ class Site:
         return answer.json()
 
     def explain(self) -> Any:
-        """The agent's explanation of the job ``moving``."""
         return self.cluster.get(f"/api/v1/operations/{self.operations['moving']}/jobs/{self.job['id']}/explain")
 
     def addresses(self) -> dict[str, str]:
@@ -129,7 +126,6 @@ class Site:
         }
 
     def job_address(self) -> str:
-        """The page of the job ``moving``."""
         return f"#/operations/{self.operations['moving']}/jobs/{self.job['id']}"
 
     def agent_addresses(self) -> dict[str, str]:
@@ -150,7 +146,6 @@ class Site:
         open_page(page, f"{self.cluster.url}/", where)
 
     def open_agent(self, page: Page, where: str) -> None:
-        """The same of the agent."""
         open_page(page, self.node.web_url, where)
 
 
@@ -160,8 +155,7 @@ def encode(name: str) -> str:
 
 
 def open_page(page: Page, url: str, where: str) -> None:
-    """Open a page and wait for its data: as a person does it, who chooses a link, where one of these pages is open
-    already, which takes a fraction of loading all of it."""
+    """As a person does it, who chooses a link where one of these pages is open: a fraction of loading all of it."""
     if page.url.startswith(url):
         page.evaluate(TURN, where)
     else:
@@ -185,13 +179,11 @@ def press(page: Page, name: str) -> None:
 
 
 def fill(where: Page | Locator, fields: dict[str, str]) -> None:
-    """Type into fields, by their labels."""
     for label, value in fields.items():
         where.get_by_label(label, exact=True).fill(value)
 
 
 def dialog(page: Page) -> Any:
-    """The dialogs that are open."""
     return page.get_by_role("dialog")
 
 

@@ -28,7 +28,6 @@ Facts = dict[str, Any]
 
 
 def skip_without_means() -> None:
-    """Skip unless this host can boot the guest."""
     if os.geteuid() != 0:
         pytest.skip("only root can boot a guest")
     for tool in ("systemd-nspawn", "mmdebstrap"):
@@ -46,7 +45,6 @@ def pip(*arguments: str) -> None:
 
 
 def gather_wheels(folder: Path, extras: Sequence[str] = ()) -> None:
-    """All that the guest's pip needs to build and install the package without a network."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     optional = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *(name for extra in extras for name in optional[extra])]
@@ -146,7 +144,6 @@ def run_guest(script: str, stage: Path, out: Path, limit_s: int) -> Facts:
 
 
 def of(facts: Facts, step: str) -> Facts:
-    """The facts of one step, which must have come to its end."""
     assert step in facts, f"not reached; the last step was {list(facts)[-1]}: {facts[list(facts)[-1]]}"
     fact: Facts = facts[step]
     assert "error" not in fact, fact["error"]

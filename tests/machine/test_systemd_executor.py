@@ -22,7 +22,6 @@ contract = lives("systemd_contract.py", LIMIT_S, tools=["pytest>=8.2"])
 
 
 def ended(fact: Facts) -> Facts:
-    """How a job ended that was started: exactly two events."""
     kinds = [event["kind"] for event in fact["events"]]
     assert kinds == ["Started", "Ended"], fact
     end: Facts = fact["events"][1]

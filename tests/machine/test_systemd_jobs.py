@@ -19,7 +19,6 @@ facts = lives("systemd_jobs.py", LIMIT_S, "scheduler")
 
 
 def only_job(over: Facts) -> Facts:
-    """The one job of an operation that has come to its end."""
     assert over["over_s"] is not None, over
     (job,) = over["jobs"]
     found: Facts = job

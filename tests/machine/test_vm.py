@@ -81,7 +81,6 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of([TESTS
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the machines get from this host, made once for all of them."""
     skip_without_means()
     work = tmp_path_factory.mktemp("machine")
     make_stage(work / "in", work, list_files("v2"))
@@ -122,7 +121,6 @@ def boot_layout(
 
 @pytest.fixture(scope="module")
 def machine(stage: Path) -> Machine:
-    """What the machine with the unified hierarchy left."""
     return boot_layout("v2", stage, [TESTS])
 
 

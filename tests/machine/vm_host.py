@@ -74,18 +74,15 @@ class Machine:
     outputs: dict[str, str] = field(default_factory=dict)
 
     def of(self, part: str) -> Facts:
-        """The facts of a part, which must have left some."""
         assert part in self.facts, f"{part} left nothing: {self.outputs.get(part, '')[-3000:]}\n{self.output[-5000:]}"
         return self.facts[part]
 
     def times(self) -> str:
-        """How each part ended, in a line."""
         ends = re.findall(r"^(\w+: (?:exit code|ended after) .*)$", self.output, re.MULTILINE)
         return "; ".join(end.replace("exit code 0 after ", "") for end in ends)
 
 
 def skip_without_means() -> None:
-    """Skip unless this host can boot the machine."""
     if os.geteuid() != 0:
         pytest.skip("only root can make the machine's image")
     for tool in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "debugfs", "zstd"):

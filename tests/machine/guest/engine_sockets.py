@@ -58,7 +58,6 @@ def restart() -> None:
 
 
 def install() -> dict[str, Any]:
-    """The package's files, and three engines."""
     write_file("/usr/bin/cpumond", WRAPPER, 0o755)
     install_files(
         {

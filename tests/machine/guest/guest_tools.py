@@ -34,7 +34,6 @@ Step = Callable[[], dict[str, Any]]
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """The command's exit code and output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, check=False)
     return {"code": done.returncode, "output": done.stdout + done.stderr}
 
@@ -44,7 +43,6 @@ def systemctl(*arguments: str) -> dict[str, Any]:
 
 
 def show(unit: str, name: str) -> str:
-    """A property of a unit."""
     return str(systemctl("show", "--property", name, "--value", unit)["output"]).strip()
 
 
@@ -76,7 +74,6 @@ def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> flo
 
 
 def write_file(path: str | Path, text: str, mode: int = 0o644) -> None:
-    """A file with its directories."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -110,7 +107,6 @@ def journal_after(cursor: str, unit: str) -> str:
 
 
 def read_rights(pid: str) -> dict[str, list[str]]:
-    """User and rights of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {name: words.split() for name, _, words in (line.partition(":\t") for line in lines)}
     names = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")

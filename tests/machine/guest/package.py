@@ -86,7 +86,6 @@ def read_shares() -> list[int]:
 
 
 def is_lowered() -> bool:
-    """Both of them."""
     return max(read_quota_us(JOB), read_quota_us(UNIT_JOB)) < QUOTA_US
 
 
@@ -270,7 +269,6 @@ def shadow() -> dict[str, Any]:
 
 
 def read_wanted_cores() -> float:
-    """What the agent would set, from its metrics."""
     with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=60) as answer:
         found = re.search(r"^cpumond_job_monitor_cpu_limit_cores\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
     return float(found[1]) if found else math.inf

@@ -115,7 +115,6 @@ def reset_signals() -> None:
 
 
 def run_program(start: list[str]) -> int:
-    """Its exit code."""
     try:
         if start[0] == "-m":
             sys.argv[:] = ["cpumond", *start[2:]]

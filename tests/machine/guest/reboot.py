@@ -33,7 +33,6 @@ ExecStop=sh -c 'systemctl show --value --property CPUQuotaPerSecUSec {UNIT} >{WI
 
 
 def read_witness() -> dict[str, str]:
-    """What the witness left since the last call."""
     seen = {path.name: path.read_text().strip() for path in WITNESSED.iterdir()}
     for name in seen:
         (WITNESSED / name).unlink()

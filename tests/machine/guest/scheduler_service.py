@@ -62,7 +62,6 @@ def order(timeout_s: float = 10.0) -> str:
 
 
 def count_lost() -> int:
-    """Confirmed operations that the scheduler does not know."""
     return sum(ask("GET", f"{ADDRESS}/api/v1/operations/{each}")[0] != 200 for each in acknowledged)
 
 

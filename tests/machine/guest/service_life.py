@@ -283,7 +283,6 @@ def sandbox() -> dict[str, Any]:
 
 
 def ask_doctor(check: str, *arguments: str) -> list[dict[str, Any]]:
-    """What ``cpumond doctor`` finds in one check."""
     findings = json.loads(run("cpumond", "doctor", "--json", *arguments)["output"])["findings"]
     return [finding for finding in findings if finding["check"] == check]
 

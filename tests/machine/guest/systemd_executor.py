@@ -45,7 +45,6 @@ SERVICE_FILES = {
 
 
 def left_over() -> dict[str, Any]:
-    """Units and cgroups of jobs that exist."""
     units = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "cpumond-job-*")["output"].split("\n")
     found = []
     for hierarchy in ("",) if IS_V2 else ("systemd", "unified", "cpu", "cpuacct", "memory"):
@@ -166,7 +165,6 @@ def refusals() -> dict[str, Any]:
 
 
 def read_idle() -> bool:
-    """Whether the slice of jobs on reclaimed CPU is in the idle class."""
     return IdleParent(open_hierarchies(), IDLE_SLICE).is_set()
 
 
@@ -299,7 +297,6 @@ def bus_restart() -> dict[str, Any]:
 
 
 def by_hand() -> dict[str, Any]:
-    """An operator stops the unit of a job."""
     with driver() as d:
         d.start("by-hand", *sh("trap 'exit 6' TERM; echo ready; while :; do sleep 0.02; done"))
         d.take("by-hand", Started)
@@ -310,7 +307,6 @@ def by_hand() -> dict[str, Any]:
 
 
 def no_rights() -> None:
-    """As another user than root: what recover says."""
     user = pwd.getpwnam("nobody")
     os.setgid(user.pw_gid)
     os.setuid(user.pw_uid)

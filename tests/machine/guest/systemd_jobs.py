@@ -98,7 +98,6 @@ def wait_over(operation: str) -> dict[str, Any]:
 
 
 def show(unit: str, *names: str) -> dict[str, str]:
-    """Properties of a unit."""
     lines = systemctl("show", "--property", ",".join(names), unit)["output"].splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
@@ -108,12 +107,10 @@ def agent_pid() -> str:
 
 
 def agent_log(*options: str) -> str:
-    """What the agent has said."""
     return read_journal("-u", UNIT, "-o", "cat", *options)
 
 
 def processes(cgroup: str) -> list[int]:
-    """Who lives in a unit's cgroup."""
     try:
         return [int(pid) for pid in Path("/sys/fs/cgroup/unified", cgroup, "cgroup.procs").read_text().split()]
     except OSError:

@@ -223,7 +223,6 @@ def set_load(busy: bool) -> None:
 
 
 def count_throttled() -> int:
-    """Periods in which the unit was held back."""
     lines = Path(CPU_ROOT, SLICE, UNIT, "cpu.stat").read_text().splitlines()
     return int(dict(line.split() for line in lines)["nr_throttled"])
 
