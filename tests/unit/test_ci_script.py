@@ -15,7 +15,6 @@ RUN = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def run_part(line: str) -> tuple[int, str]:
-    """The exit code and output of ``part`` of the script."""
     (function,) = re.findall(r"^part\(\) .*?^}$", RUN, re.MULTILINE | re.DOTALL)
     script = f"set -euo pipefail\n{function}\n{line}\necho next"
     done = subprocess.run(

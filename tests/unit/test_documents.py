@@ -25,9 +25,6 @@ def script() -> ModuleType:
     return load_script("reference")
 
 
-# ---- links
-
-
 def list_anchors(text: str) -> set[str]:
     """Ids of a document's headings as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
@@ -87,9 +84,6 @@ def test_documents_that_the_program_names_exist() -> None:
     named = {name for text in texts for name in re.findall(r"\bdocs/[\w./-]+\.md", text)}
     assert len(named) > 5
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
-
-
-# ---- commands
 
 
 def parse(words: list[str], hidden: dict[str, dict[str, str]]) -> None:
@@ -154,9 +148,6 @@ def test_a_wrong_command_is_found(words: str) -> None:
 def test_pages_list_every_kind(page: str, kinds: tuple[str, ...]) -> None:
     cells = re.findall(r"^\| (`.*?) \|", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(set(kinds) - set(re.findall(r"`([^`]+)`", " ".join(cells)))) == []
-
-
-# ---- configuration
 
 
 def test_the_generated_references_are_fresh(script: ModuleType) -> None:

@@ -64,6 +64,3 @@ def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
     assert len(shown) >= 3
     sizes = {path: (pictures.ROOT / path).stat().st_size for path in shown}
     assert {path: size for path, size in sizes.items() if size > 200_000} == {}
-
-
-# the recording

@@ -33,7 +33,6 @@ BAD_LINE_EXIT = 65
 
 
 def need(tool: str) -> str:
-    """Path of a program of systemd, else the test is skipped."""
     path = shutil.which(tool)
     if path is None:
         pytest.skip(f"{tool} is missing; Debian's package systemd has it")
@@ -73,7 +72,6 @@ def scheduler() -> dict[str, list[str]]:
 
 
 def copy_of(unit: Path, folder: Path, drop_ins: tuple[Path, ...] = (), more: str = "") -> str:
-    """A unit with drop-ins in one file, and a program that is there."""
     text = unit.read_text(encoding="utf-8").replace(f"={PROGRAM} ", "=/bin/true ")
     text = text.replace(f"=+{PROGRAM} ", "=+/bin/true ") + more
     added = "\n".join(path.read_text(encoding="utf-8") for path in drop_ins)

@@ -19,7 +19,6 @@ Records = list[dict[str, Any]]
 
 @pytest.fixture
 def logs() -> Iterator[Records]:
-    """The records logged during the test."""
     with structlog.testing.capture_logs() as records:
         yield records  # type: ignore[misc]
 

@@ -49,17 +49,13 @@ class FakeClock:
         self._monotonic_s += seconds
 
     def suspend(self, seconds: float) -> None:
-        """Let the machine sleep."""
         self._asleep_s += seconds
 
     def set_wall(self, seconds: float) -> None:
-        """Set the wall clock forward, or back."""
         self._set_s += seconds
 
 
 class CollectedReports:
-    """A reporter that keeps every heartbeat."""
-
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []
         self.closed = 0
@@ -108,7 +104,6 @@ class FakeNode:
         return finish_config(parse_config_text(head + (text or self.config_text), "test.toml"), "test.toml")
 
     def make_agent(self) -> Agent:
-        """A new agent of this node, not started."""
         config = self.read_config()
         os.makedirs(config.state_dir, exist_ok=True)
         os.makedirs(config.runtime_dir, exist_ok=True)
@@ -120,7 +115,6 @@ class FakeNode:
         return self
 
     def drop_agent(self) -> None:
-        """The agent dies without a word."""
         self.agent.table.close()
         self.agent.context.watcher.close()
 
@@ -131,7 +125,6 @@ class FakeNode:
         return self.start()
 
     def reload(self, text: str) -> None:
-        """Go on with another configuration."""
         self.config_text = text
         self.agent.use_config(self.read_config(text))
 
@@ -146,7 +139,6 @@ class FakeNode:
         return self.snapshot()
 
     def snapshot(self) -> TickSnapshot:
-        """What the last tick published."""
         snapshot = self.agent.read_snapshot()
         assert snapshot is not None
         return snapshot
@@ -187,11 +179,9 @@ class FakeNode:
         (self.root / self.folder / job / file).write_text(text)
 
     def read(self, job: str, file: str = "cpu.max") -> str:
-        """Read a file of a job's cgroup."""
         return (self.root / self.folder / job / file).read_text().strip()
 
     def files(self, job: str) -> dict[str, str]:
-        """The settings of a job's cgroup."""
         return {file: self.read(job, file) for file in ("cpu.max", "cpu.max.burst", "cpu.weight")}
 
     def cores(self, job: str) -> float:
@@ -205,7 +195,6 @@ class FakeNode:
         return self.cores(job)
 
     def make(self, job: str, **files: Any) -> None:
-        """A new job's cgroup."""
         make_tree(self.root / self.folder / job, v2_cgroup(**files))
         self.forget_counters(job)
 
@@ -221,5 +210,4 @@ class FakeNode:
         place.rmdir()
 
     def job(self, name: str) -> TrackedView:
-        """A job of the newest snapshot."""
         return {job.found.path.rpartition("/")[2]: job for job in self.snapshot().jobs}[name]

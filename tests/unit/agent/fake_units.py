@@ -151,7 +151,6 @@ class UnitNode(FakeNode):
             (place / "cpu.weight").write_text(f"{100 if weight == NO_LIMIT else weight}\n")
 
     def order(self, cores: float) -> None:
-        """``systemctl set-property``."""
         self.bus.stored[UNIT] = ((QUOTA, round(cores * 1e6)),)
         self.systemd_writes()
 

@@ -26,7 +26,6 @@ ABSENT_GROUP = "cpumond-no-such-group"
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., list[socket.socket]]]:
-    """Opens sockets that are closed at the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def keep(*sockets: socket.socket) -> list[socket.socket]:
@@ -45,9 +44,6 @@ def connect(address: tuple[object, ...], family: int = socket.AF_INET) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(60.0)
         client.connect(address)
-
-
-# ---- control socket
 
 
 def test_the_control_socket_is_for_owner_and_group_only(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
@@ -99,9 +95,6 @@ def test_a_socket_that_cannot_be_made_is_one_sentence(tmp_path: Path, folder: st
         open_control_socket(make_config(tmp_path / folder))
 
 
-# ---- metrics
-
-
 def test_all_addresses_at_once(opened: Callable[..., list[socket.socket]]):
     """[::] takes IPv4 too."""
     (tcp,) = opened(*open_metrics_sockets("[::]:0"))
@@ -145,9 +138,6 @@ def test_a_busy_address_leaves_nothing_behind(tmp_path: Path, metrics: bool, web
         ):
             open_sockets(config)
     assert os.listdir(tmp_path) == []
-
-
-# ---- the page
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0"])

@@ -327,8 +327,6 @@ def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: P
 
 
 class BrokenOnce:
-    """A socket that cannot be had at the first try."""
-
     family = socket.AF_INET
 
     def __init__(self, listener: socket.socket) -> None:

@@ -47,7 +47,6 @@ class Node(FakeNode):
     thread: Thread
 
     def answer(self, *jobs: EngineJob, problem: str = "", at_s: float = 0.0) -> None:
-        """The engine answers."""
         view = EngineView("docker", {each.path: each for each in jobs}, at_s, problem)
         self.thread.views[KEY] = view
         self.agent.context.engines._news.set()

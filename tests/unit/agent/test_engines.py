@@ -34,7 +34,6 @@ class Counted:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineContext]:
-    """The contexts of the clients that were made."""
     contexts: list[EngineContext] = []
 
     def make(socket: str, context: EngineContext) -> Counted:

@@ -33,7 +33,6 @@ def start(make_node: MakeNode) -> Callable[..., FakeNode]:
 
 
 def ask(node: FakeNode) -> ExplainAnswer:
-    """The answer as the command line reads it."""
     return msgspec.json.decode(msgspec.json.encode(control.explain_job(node.agent, "a")), type=ExplainAnswer)
 
 
@@ -93,9 +92,6 @@ def test_what_keeps_a_step_from_being_written_is_said(start):
     shadow.ticks(3, 0.0)
     assert ask(shadow).next.split(";")[0].endswith(", not written: mode shadow")
     assert ask(start(config=PEAK.replace("reclaim", "up-only"), after_s=30)).next == "hold: it is up-only"
-
-
-# ---- status, graphs
 
 
 def test_the_status_has_what_the_rule_knows(start):

@@ -10,9 +10,6 @@ def when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-# the first sentences
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -113,9 +110,6 @@ WHY: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
 @pytest.mark.parametrize(("bounds", "changes", "sentences"), WHY.values(), ids=WHY)
 def test_why_a_limit_is_where_it_is(bounds, changes, sentences):
     assert make_explain(bounds, **changes).why == f"The limit of steady-low is {sentences}"
-
-
-# the next check
 
 
 NEEDS = "needs |sum| > 3, has "
@@ -251,9 +245,6 @@ WAITED = "some task waited for CPU 62% of the time"
 )
 def test_each_kind_of_decision_has_its_reason(decision, reason):
     assert make_explain(decisions=[{**SHRINK, **decision}]).decisions[0].reason == reason
-
-
-# rule peak
 
 
 def test_what_is_told_of_rule_peak_comes_from_the_agent():

@@ -124,7 +124,6 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 def labels_of(text: str, name: str, label: str) -> list[str]:
-    """The values of one label over the series of a name, in their order."""
     return [s.labels[label] for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
 
 

@@ -18,7 +18,6 @@ def config(actuator: str = "guarantee", more: str = "") -> str:
 
 
 def report(node: FakeNode, job: str) -> JobReport:
-    """The newest that was reported of a job."""
     return next(each for each in node.reports.heartbeats[-1].jobs if each.job_id.endswith(job))
 
 

@@ -31,9 +31,6 @@ def report(node: FakeNode, job: str = "a") -> JobReport:
     return next(each for each in read.jobs if each.job_id == job)
 
 
-# ---- samples
-
-
 def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: MakeNode):
     node = make_node({"a": FOUR}, config=NO_RESTORE + source() + PAGE).start()
     for usage in (1.0, 0.4, 0.2, 0.4):
@@ -118,9 +115,6 @@ def test_a_reload_keeps_the_newest_of_them(make_node: MakeNode, logs: list[dict[
     node.reload(QUICK + source() + PAGE.replace("127.0.0.1:0", "").replace("2s", "1s"))
     assert [record["key"] for record in logs if record["event"] == "needs_restart"] == ["web"]
     assert (node.agent.config.web.listen, node.agent.config.web.period_s) == ("127.0.0.1:0", 1.0), "it does not move"
-
-
-# ---- sums and figures
 
 
 def test_a_heartbeat_has_what_the_last_check_saw_and_what_was_summed_up(make_node: MakeNode):

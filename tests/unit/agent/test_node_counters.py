@@ -21,9 +21,6 @@ from cpumond.testing import v2_cgroup
 FOUR = v2_cgroup(quota="400000 100000")
 
 
-# ---- ends of the service
-
-
 def ends(place: Path) -> dict[str, int]:
     """Those that are not 0."""
     return {result: count for result, count in read_service_ends(str(place)).items() if count}
@@ -78,9 +75,6 @@ def test_restore_counts_the_end_that_systemd_names(
     assert ends(state) == counted
 
 
-# ---- throttled and late CPU
-
-
 def test_time_held_back_is_late_where_the_agent_holds_the_limit_down(make_node) -> None:
     node: FakeNode = make_node({"a": FOUR, "b": FOUR}).start()
     node.tick(3.9, {"a": 0.2})  # at its full limit
@@ -103,9 +97,6 @@ def test_time_held_back_is_late_where_the_agent_holds_the_limit_down(make_node) 
     count_service_end(str(node.directory / "state"), "watchdog")
     node.kill_and_restart()
     assert node.snapshot().service_ends["watchdog"] == 1
-
-
-# ---- restores
 
 
 def test_a_restore_that_cannot_be_written_is_counted_at_each_try(make_node, monkeypatch, refuse_writes) -> None:

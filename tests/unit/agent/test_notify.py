@@ -21,8 +21,6 @@ from cpumond.testing import v2_cgroup
 
 
 class Manager:
-    """The manager's end of the socket."""
-
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -30,7 +28,6 @@ class Manager:
         self._socket.setblocking(False)
 
     def heard(self) -> list[dict[str, str]]:
-        """The messages since the last look; a message has arrived when its sender goes on."""
         messages = []
         while True:
             try:

@@ -56,8 +56,6 @@ def test_every_decision_that_changes_a_limit_has_a_name_in_the_ring():
     assert set(kinds.values) - {"delay", "base", "hold"} <= set(KINDS)
 
 
-# ---- samples
-
 SHORT = st.floats(0.0, 1e9, width=32)
 SAMPLES = st.builds(
     SampleRecord, at=st.floats(0.0, 1e12), usage_cores=SHORT, smoothed_cores=st.none() | SHORT, limit_cores=SHORT,

@@ -20,8 +20,6 @@ PATH = "cpumond-jobs/cpumond-job-j1"
 
 
 class PlayedLink:
-    """A link that keeps every heartbeat."""
-
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []
         self.registered: RegistrationAnswer | None = RegistrationAnswer("n", "default", 1.0)

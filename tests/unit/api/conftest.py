@@ -11,7 +11,6 @@ from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    """An empty one."""
     store = open_sqlite_store(str(tmp_path / "scheduler.db"))
     yield store
     store.close()

@@ -62,9 +62,6 @@ def refuse(gate: Gate, request: Request, code: int = AUTHENTICATION) -> str:
     return str(caught.value)
 
 
-# ---- tokens
-
-
 def test_a_token_of_the_file(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler, FILE, {"ml": ("alice", "bob"), "web": ("bob",)})
     token_id = hash_token("alices")[:12]
@@ -152,9 +149,6 @@ def test_an_administrator_acts_for_others_without_being_more_than_they(scheduler
     assert gate.find_user(make_request("alices", x_yt_user_name="alice")).name == "alice"
 
 
-# ---- the kernel's word
-
-
 def test_without_a_file_of_tokens_the_kernels_word_counts_on_this_machine(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler)
     root = User("root", admin=True, origin="uid 0")
@@ -221,9 +215,6 @@ def test_who_claims_a_session_is_no_local_user(scheduler: Scheduler) -> None:
         gate.find_user(claim, takes_session=True)
 
 
-# ---- a proxy
-
-
 @pytest.mark.parametrize(
     ("place", "trusted"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "10.1.2.0/24"), ("::1", "::1"), ("unix", "unix")]
 )
@@ -276,9 +267,6 @@ def test_with_an_own_token_the_header_says_nothing(scheduler: Scheduler) -> None
     gate = make_gate(scheduler, FILE, trusted_proxy=("10.0.0.7",))
     assert gate.find_user(make_request("alices", x_remote_user="root")).name == "alice"
     assert "a token is needed" in refuse(gate, make_request(x_remote_user="root"))
-
-
-# ---- what is known of a user by name
 
 
 def test_what_is_known_of_a_user_who_does_not_ask(scheduler: Scheduler) -> None:

@@ -20,7 +20,6 @@ ADMIN = User("root", admin=True)
 
 @pytest.fixture
 def world() -> World:
-    """Pool ``a``, which group ml may use, with an operation that spy may not read."""
     world = World(acl_required=True)
     world.create_pool("a", acl=[entry("ml", "use"), entry("spy", "read", action="deny")])
     return world

@@ -53,9 +53,6 @@ def asked() -> Asked:
     return Asked()
 
 
-# --- objects
-
-
 def test_an_object_is_a_pool_a_tree_an_operation_or_a_path(asked):
     operation = RightsTarget(operation=asked.record(asked.id))
     for name, target in {
@@ -103,9 +100,6 @@ def test_what_is_not_there_is_told(asked, name, sentence):
     with pytest.raises(CommandError) as caught:
         find_target(asked.state, name)
     assert str(caught.value).startswith(sentence)
-
-
-# --- actions
 
 
 def test_unrecognised_options_are_shown_without_secrets(asked):
@@ -166,9 +160,6 @@ def test_who_administers_an_object_may_ask_about_others(asked):
     check_question(asked.rights(ANN), find_target(asked.state, asked.id), "bob")  # its owner
     with pytest.raises(CommandError, match="that is for administrators"):
         check_question(asked.rights(BOB), RightsTarget(), "ann")
-
-
-# --- what is shown
 
 
 def test_secrets_are_left_out_in_any_spelling(asked):

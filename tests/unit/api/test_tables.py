@@ -113,9 +113,6 @@ def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
     assert overview.view_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
-# --- operations
-
-
 def ids(living: Living, **query: object) -> list[str]:
     return [each.id for each in living.operations(**query).operations]
 
@@ -167,9 +164,6 @@ def test_operations_are_sorted_both_ways_and_newer_first_where_equal(living):
     for order in ("jobs", "usage", "fair_share"):
         assert ids(living, sort=order) == [large, small, none], order
     assert ids(living, sort="jobs", limit=1, offset=1) == [small]
-
-
-# --- jobs and specifications
 
 
 def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):

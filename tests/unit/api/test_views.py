@@ -35,7 +35,6 @@ class Living(World):
             getattr(self, each)()
 
     def beat(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
-        """A heartbeat."""
         node = self.nodes[name]
         for job_id in ended:
             node.finish(job_id)
@@ -59,7 +58,6 @@ def living() -> Living:
 
 
 def plain(view: msgspec.Struct) -> Any:
-    """The view as JSON, read again."""
     return msgspec.json.decode(msgspec.json.encode(view))
 
 

@@ -84,8 +84,6 @@ def test_a_wrong_command_line_is_64_and_one_sentence(arguments, message, capsys)
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
-    """Run a command that ends with an exception; the exit code."""
-
     def run_with(error: BaseException) -> int:
         @click.command("status")
         def broken() -> None:

@@ -26,7 +26,6 @@ def program() -> ModuleType:
 
 
 def make_pages(program: ModuleType, folder: Path) -> dict[str, str]:
-    """The pages in ``folder``, made again."""
     assert program.main([str(folder)]) is None
     return read(folder)
 
@@ -36,7 +35,6 @@ def read(folder: Path) -> dict[str, str]:
 
 
 def read_page(name: str) -> str:
-    """A command's page as plain text."""
     (path,) = (PACKAGING / "man").glob(f"cpumond-{name}.[18]")
     text = path.read_text(encoding="utf-8").replace("\\-", "-")
     return re.sub(r"\\f[BIR]", "", text)

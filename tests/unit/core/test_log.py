@@ -37,9 +37,6 @@ def fail() -> None:
     raise RuntimeError(f"broken for {len(private)} reasons")
 
 
-# ---- which format
-
-
 @pytest.mark.parametrize("wanted", ["json", "console", "journald"])
 def test_a_format_that_is_asked_for_is_taken(wanted: str, stream: io.StringIO):
     assert choose_format(wanted, {}, stream) == wanted
@@ -56,9 +53,6 @@ def test_auto_is_what_can_be_read_where_it_goes(tmp_path: Path, stream: io.Strin
         assert [choose_format("auto", given, file) for given in ({}, journal)] == ["json"] * 2
     assert [choose_format("auto", given, stream) for given in ({}, journal)] == ["json"] * 2, "no descriptor behind it"
     os.close(ours)
-
-
-# ---- what a record holds
 
 
 def test_a_json_record_has_event_level_time_and_fields(stream: io.StringIO):
@@ -166,9 +160,6 @@ def test_a_closed_pipe_does_not_break_the_agent():
     structlog.get_logger("x").info("the stream itself is closed now")
 
 
-# ---- what libraries say
-
-
 def test_libraries_log_like_the_agent(stream: io.StringIO):
     configure_logging("info", "json", stream)
     configure_logging("info", "json", stream)  # a reload adds no second record
@@ -196,9 +187,6 @@ def test_odd_levels_of_libraries_are_rounded_down(stream: io.StringIO):
     logging.getLogger("test.library").log(35, "notable")
     logging.getLogger("test.library").log(99, "the end")
     assert [record["level"] for record in read_records(stream)] == ["warning", "critical"]
-
-
-# ---- the journal
 
 
 def test_journal_fields(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO):

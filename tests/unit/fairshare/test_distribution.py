@@ -17,7 +17,6 @@ def vec(slots: float = 0.0, cpu: float = 0.0, memory: float = 0.0) -> Vector:
 
 
 def op(name: str, parent: str, part: float, **more: Any) -> Operation:
-    """An operation that demands a part of the cluster's cpu."""
     return Operation(name, parent, demand=vec(cpu=part * TOTAL[1]), **more)
 
 

@@ -110,9 +110,6 @@ def test_exactly_the_cluster_is_no_error():
     assert codes(run(*tenths, total=(0.0, 1.0, 0.0, 0.0, 0.0))) == []
 
 
-# ---- extremes
-
-
 @pytest.mark.parametrize("improved", [False, True])
 def test_a_tree_a_thousand_levels_deep(improved):
     """No phase recurses; guarantees and shares get to the bottom."""

@@ -18,14 +18,12 @@ def vec(cpu: float = 0.0, memory: float = 0.0) -> Vector:
 
 
 def integral(kind: Any, name: str, parent: str = ROOT, /, flow: float = 10.0, burst: float = 0.0, **more: Any) -> Pool:
-    """A pool with an integral guarantee in cores of cpu."""
     volume = more.pop("volume", ZERO)
     guarantees = IntegralGuarantees(kind, vec(flow), vec(burst), accumulated_volume=volume, **more)
     return Pool(name, parent, integral_guarantees=guarantees)
 
 
 def plain(name: str, parent: str = ROOT, /, **more: Any) -> Pool:
-    """A pool without integral guarantee."""
     return integral("none", name, parent, flow=0.0, **more)
 
 

@@ -63,9 +63,6 @@ def rows_of(scenario: Scenario, until_s: float, step_s: float = 1.0) -> list[Sim
     return [row for row in simulate(scenario, until_s, step_s) if row.pool == "p"]
 
 
-# rows
-
-
 def test_there_is_a_row_per_step_and_pool_in_the_order_of_the_tree():
     rows = list(simulate(make_scenario(), 1, 0.5))
     expected = [(time_s, pool) for time_s in (0.0, 0.5, 1.0) for pool in ("neighbour", "p")]
@@ -110,9 +107,6 @@ def test_steps_are_counted_with_both_ends(until_s, step_s, steps):
     assert count_steps(until_s, step_s) == steps
 
 
-# demand
-
-
 @pytest.mark.parametrize(
     ("script", "step_s", "demands"),
     [
@@ -146,13 +140,9 @@ def test_all_resources_of_a_ramp_move_together():
     ]
 
 
-# what the updater is given
-
-
 def record_updates(
     scenario: Scenario, until_s: float, step_s: float = 1.0
 ) -> list[tuple[Snapshot, float, float | None]]:
-    """What each update is asked."""
     seen: list[tuple[Snapshot, float, float | None]] = []
 
     class Recorder(FairShareUpdater):
@@ -199,9 +189,6 @@ def test_the_usage_of_the_tree_is_held_to_the_demand_of_the_script():
 @pytest.mark.parametrize(("factor", "is_noise"), [(1 + 2**-52, True), (1 - 2**-52, True), (0.999, False)])
 def test_a_difference_in_the_last_digits_is_no_change(factor, is_noise):
     assert module._is_noise(cpu(500 * factor), cpu(500), cpu(2000)) is is_noise
-
-
-# scripts that are wrong
 
 
 @pytest.mark.parametrize(

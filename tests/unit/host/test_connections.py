@@ -21,7 +21,6 @@ class Connection:
 
 
 def make(door: Door, count: int) -> list[Any]:
-    """So many connections that have entered."""
     made: list[Any] = [Connection() for _ in range(count)]
     for each in made:
         door.enter(each)

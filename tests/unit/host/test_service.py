@@ -21,7 +21,6 @@ Place = tuple[int, int, int, str, tuple[object, ...]]
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[str], list[socket.socket]]]:
-    """``open_tcp_sockets``, closed after the test."""
     sockets: list[socket.socket] = []
 
     def open_them(listen: str) -> list[socket.socket]:

@@ -24,9 +24,6 @@ def refused(text: str, duration_s: float | None = None) -> str:
     return str(caught.value)
 
 
-# steps
-
-
 @pytest.mark.parametrize(
     ("text", "duration_s", "expected"),
     [
@@ -63,9 +60,6 @@ def test_a_last_period_that_is_not_full_has_less_work():
     assert cores(spread([(0.001, 2.0)], 0.1)) == [0.02]
 
 
-# recorded traces
-
-
 def test_a_recorded_row_is_about_the_time_before_it():
     demand = read("time_s,usage_cores\n5,9\n5.2,1\n5.3,3\n")
     assert cores(demand.work_cpu_s) == [1, 1, 3]
@@ -100,8 +94,6 @@ def test_a_recorded_trace_is_cut_but_never_made_longer():
         "t.csv: 1s were recorded, less than the --duration of 2s; omit it"
     )
 
-
-# what is refused
 
 EXPECTED = (
     "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "

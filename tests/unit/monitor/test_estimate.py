@@ -12,7 +12,6 @@ SETTINGS = {rule: MonitorSettings(limit_rule=rule) for rule in RULES}
 
 
 def readings(*uses: float, step_s: float = 1.0, throttled: int = 0) -> list[CpuReading]:
-    """Counters of a workload that uses so many cores in each interval."""
     total, rows = 5.0, [CpuReading(5.0, 100.0)]
     for number, use in enumerate(uses, 1):
         total += use * step_s

@@ -38,9 +38,6 @@ def approx(*values: object) -> tuple[object, ...]:
     return tuple(pytest.approx(each) if isinstance(each, float) else each for each in values)
 
 
-# the job in the kernel
-
-
 def test_work_from_outside_piles_up_and_is_late_once():
     job = Arrivals([0.3, 0.0, 0.0, 0.1], 0.4)
     assert job.run(0, 0.1) == approx(0.1, True, True)
@@ -81,9 +78,6 @@ def test_a_program_goes_on_with_what_comes_next_within_a_period():
     assert job.run(0, 0.1) == approx(0.1, True, True)
     # Half a period for the rest, and the other half for the first half of what is next.
     assert job.run(1, 0.4) == approx(0.1 + 0.05, False, False)
-
-
-# the loop
 
 
 def test_the_documents_rule_on_a_constant_demand_in_closed_form():

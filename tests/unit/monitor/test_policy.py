@@ -132,9 +132,6 @@ def test_the_window_follows_a_smaller_vote_window_size(count_votes, before, smoo
     assert count_votes(before, smoothed, 10.0, MonitorSettings(vote_window_size=3), 0.0) == after
 
 
-# --- throttle restore
-
-
 def test_check_takes_the_share_of_throttled_periods_from_the_counters():
     state = msgspec.structs.replace(job(2.0, smoothed=1.0), base=CpuReading(0.0, 0.0, nr_periods=10, nr_throttled=1))
     quiet, decision = check(state, CpuReading(2.0, 1.0, nr_periods=20, nr_throttled=1), 1.0, DEFAULTS)
@@ -213,9 +210,6 @@ def test_throttle_vote_counts_as_plus_1_against_any_limit():
 )
 def test_what_the_first_smoothed_value_is(state, seed):
     assert smooth(state, 0.0, DEFAULTS) == seed
-
-
-# changes from outside
 
 
 @pytest.mark.parametrize(

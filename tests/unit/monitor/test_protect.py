@@ -77,9 +77,6 @@ def test_use_above_a_limit_that_cuts_nothing_off_restores_where_asked_for(actuat
     assert not needs_restore(state, 0.0, settings, usage_cores=4.0)
 
 
-# pressure
-
-
 @pytest.mark.parametrize(
     ("before", "now", "ratio"),
     [

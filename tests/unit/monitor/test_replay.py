@@ -41,9 +41,6 @@ def usage_trace(usages: list[float], header: str = "time_s,usage_cores") -> str:
     return "\n".join([header, "0,0", *(f"{number},{usage}" for number, usage in enumerate(usages, 1))])
 
 
-# reading
-
-
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
@@ -137,9 +134,6 @@ def test_what_csv_itself_refuses_is_one_sentence():
         next(rows)
 
 
-# replaying
-
-
 def test_a_row_under_pressure_restores_the_limit():
     rows = [TraceRow(float(number), 0.0) for number in range(30)]
     rows.append(TraceRow(30.0, 1.0, pressure_ratio=0.5))
@@ -165,8 +159,6 @@ def test_one_row_at_a_time_is_held_so_an_endless_trace_can_be_replayed():
     results = replay_rows(parse_trace(endless(), "t.csv"), 10.0, MonitorSettings())
     assert [row.time_s for row in islice(results, 3)] == [1.0, 2.0, 3.0]
 
-
-# by rule peak
 
 PEAK = MonitorSettings(limit_rule="peak")
 

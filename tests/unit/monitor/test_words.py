@@ -209,8 +209,6 @@ def test_the_share_of_the_time_held_back():
     assert held_ratio(start_state(4.0, 0.0)) == 0.0
 
 
-# ---- laws
-
 CORES = st.floats(0.0, 64.0)
 SETTINGS = st.builds(
     MonitorSettings,

@@ -26,9 +26,6 @@ def glob(pattern: str, **more: object) -> Source:
     return Source(kind="glob", pattern=pattern, **more)
 
 
-# ---- jobs that are whole
-
-
 def test_a_match_can_be_one_job_as_a_whole(root):
     """What is below it is no job of another source, in whatever order; the first source that names it decides."""
     inner, whole = glob("jobs/*/*"), glob("jobs/*", whole=True)
@@ -40,9 +37,6 @@ def test_a_match_can_be_one_job_as_a_whole(root):
     scan = list_jobs([glob("jobs/*"), whole, inner], [], root)
     assert {job.path: job.is_whole for job in scan.jobs}["jobs/a"] is False
     assert "jobs/a/inner" in [job.path for job in scan.jobs]
-
-
-# ---- patterns
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,6 @@ def test_every_kind_of_the_configuration_has_a_source():
     assert {*SOURCES, "systemd", *ENGINE_KINDS} == set(get_args(get_type_hints(Source)["kind"]))
 
 
-# ---- names
-
-
 @pytest.mark.parametrize(
     ("source", "path", "job_id", "operation"),
     [
@@ -150,9 +141,6 @@ def test_names(source, path, job_id, operation):
 def test_a_regex_that_names_a_job_with_nothing_names_no_job(id_regex):
     named = name_job(glob("jobs/*", id_regex=id_regex), "jobs/a")
     assert named is None or named.job_id
-
-
-# ---- all together
 
 
 def test_the_first_source_that_names_a_cgroup_keeps_it(root):

@@ -69,7 +69,6 @@ class World:
         return finish_config(parse_config_text(self.text, "test.toml"), "test.toml")
 
     def restart(self, *living: str) -> None:
-        """The agent ends, and another one finds these jobs."""
         self.jobs.close()
         self.begin_with(*living)
 
@@ -102,7 +101,6 @@ class World:
         return self.advance()
 
     def run(self, job_id: str, **order: Any) -> None:
-        """A job that is ordered and runs."""
         self.obey(make_order(job_id, **order))
         self.happen(Started(job_id, f"cpumond-jobs/{job_id}", 100.0))
 

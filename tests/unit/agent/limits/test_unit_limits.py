@@ -467,8 +467,6 @@ def test_a_unit_without_a_limit_file_is_not_lowered_if_systemd_makes_none(
 
 
 class SlowBus(ScriptedBus):
-    """A systemd that takes one unit in each part of the time that it is given."""
-
     def flush(self, timeout_s: float) -> bool:
         for unit in list(self.told)[:1]:
             self.stored[unit] = self.told.pop(unit)

@@ -27,7 +27,6 @@ OTHER_SLICE = UNITS.replace("batch.slice", "other.slice")
 
 
 def begin(node: UnitNode, config: str) -> UnitNode:
-    """Its agent starts with this configuration."""
     node.config_text = config
     node.agent = node.make_agent()
     node.start()

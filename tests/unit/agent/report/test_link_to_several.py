@@ -22,7 +22,6 @@ def answer_in(term: int | None, answer: HeartbeatAnswer = ACCEPTED, status: int 
 
 
 def lead(term: int | None) -> Any:
-    """What a scheduler that leads answers as usual."""
     registered = reply(RegistrationAnswer("node-1", "default", 1.0), 200, ("X-Cpumond-Term", str(term or "")))
     return lambda path: registered if path == NODES else answer_in(term)
 

@@ -84,7 +84,6 @@ def count_steps(work):
 @pytest.mark.parametrize("path", ["//sys/pool_trees/default", "//sys/cluster_nodes", f"{DEFAULT}/pools"])
 @pytest.mark.parametrize("command", ["list", "get"])
 def test_what_attributes_cost_is_no_product(store, names, path, command):
-    """The names that a node has not are left out before anything is done for each of them."""
     yt, pools = Client(Scheduler(Rules(), store, StillClock(1e9)), None), 50
 
     async def ask(*attributes):

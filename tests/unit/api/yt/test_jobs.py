@@ -9,7 +9,6 @@ from cpumond.core.wire import MAX_LOG_BYTES, JobLog
 
 
 async def run_two(yt, count=2, **spec):
-    """An operation whose jobs run; its id and theirs."""
     await yt.register()
     operation = await yt.start(count, pool="p", **spec)
     await yt.update()
@@ -51,7 +50,6 @@ async def test_jobs_with_stderr_are_those_that_wrote_some(yt):
 
 
 async def test_filters_and_counts(yt):
-    """JOB-3."""
     operation, ids = await run_two(yt)
     await end(yt, ids[0])
     answer = await yt("list_jobs", operation_id=operation, job_state="completed", type="vanilla")
@@ -166,7 +164,6 @@ async def test_statistics_of_a_job_tell_its_memory(yt):
 
 
 async def test_statistics_of_ended_jobs(yt):
-    """``Operation.get_job_statistics``."""
     operation, ids = await run_two(yt, 3)
     yt.clock.at += 10.0
     for job, cpu_seconds in zip(ids, (2.0, 3.0, None), strict=True):

@@ -20,8 +20,6 @@ START_TIME = "1970-01-12T13:46:40.000000Z"
 
 
 class Cluster(World):
-    """A world with its orchid."""
-
     def __init__(self, cpu=0.0, **options):
         super().__init__(Rules(), START_S, **options)
         if cpu:
@@ -64,7 +62,6 @@ class Cluster(World):
         return materialise(self.orchid["pool_trees"]["default"]["pools"][pool])[name]
 
     def pool(self, pool, names):
-        """Some attributes of a pool, with their values."""
         found = materialise(self.orchid["pool_trees"]["default"]["pools"][pool])
         return {name: found[name] for name in names}
 

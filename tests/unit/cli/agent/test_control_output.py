@@ -29,12 +29,10 @@ LONG_ID = "0123456789abcdef" * 4
 
 
 def make_job(**changes: object) -> JobAnswer:
-    """A job of the status as it comes over the socket."""
     return msgspec.json.decode(msgspec.json.encode({**JOB, **changes}), type=JobAnswer)
 
 
 def make_status(*jobs: dict[str, object], **changes: object) -> StatusAnswer:
-    """A status with these jobs (JOB changed by each)."""
     answer = {
         "node_id": "node-7",
         "layout": "v2",
@@ -413,7 +411,6 @@ def test_an_answer_of_another_version_is_said():
 
 @pytest.fixture
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[socket.socket, str]]:
-    """A unix socket that takes connections and never answers."""
     path = str(tmp_path_factory.mktemp("s") / "control.sock")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(path)

@@ -27,7 +27,6 @@ NO_FILE = {"cpu.stat": "usage_usec 0\n", "cgroup.procs": "7\n"}
 
 
 def watch_tree(tmp_path: Path, tree: dict[str, object], root: str = "") -> HostWatch:
-    """The watch of a host with ``tree`` below its cgroup2 mount."""
     return HostWatch(root, SETTINGS, 60.0, make_v2_host(tmp_path, tree))
 
 
@@ -36,7 +35,6 @@ def find_mount(watch: HostWatch) -> Path:
 
 
 def use(watch: HostWatch, path: str, usage_usec: int) -> None:
-    """The counter of a cgroup has gone on."""
     file = find_mount(watch) / path / "cpu.stat"
     file.write_text(f"usage_usec {usage_usec}\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
 
@@ -139,7 +137,6 @@ def test_nothing_is_known_before_the_second_sample(tmp_path: Path) -> None:
 
 
 def watch_twice(watch: HostWatch) -> dict[str, WorkloadRow]:
-    """The rows after two samples."""
     watch.rescan()
     watch.sample()
     threading.Event().wait(0.01)

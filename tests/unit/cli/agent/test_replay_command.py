@@ -56,9 +56,6 @@ def test_rule_peak_has_two_columns_more(trace, capsys):
     assert ",".join(json.loads(capsys.readouterr().out.splitlines()[0])) == header
 
 
-# exit codes
-
-
 def test_a_bad_trace_is_78_naming_file_and_line(tmp_path, capsys):
     """Each sentence is in tests/unit/monitor/test_replay.py."""
     path = tmp_path / "trace.csv"

@@ -39,9 +39,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, lis
     return json.loads(capsys.readouterr().out)
 
 
-# what is printed
-
-
 def test_json_has_the_values_of_the_simulation(capsys):
     found = answer(capsys, "--shape", "batch", "--seed", "3", "--duration", "5m", "--program")
     result = simulate(make_work("batch", 8.0, 3, 300.0), 8.0, MonitorSettings(), is_program=True)
@@ -74,9 +71,6 @@ def test_a_longer_wait_keeps_work_of_jobs_on_reclaimed_cpu(capsys):
     assert ended["kept_work_ratio"] < kept["kept_work_ratio"] <= 1.0
 
 
-# recorded traces
-
-
 def test_a_trace_in_which_the_job_was_throttled_is_run_for_two_demands(recorded, capsys):
     assert run(["simulate", recorded, "--cpu-limit", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -98,9 +92,6 @@ def test_json_keeps_the_second_demand_apart_and_stderr_has_the_doubt(recorded, c
     assert err.startswith("cpumond: note: A recorded trace is not demand: ")
 
 
-# what is wrong
-
-
 def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text("0,1\n1,-1\n")
@@ -109,9 +100,6 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
         "",
         f"cpumond: {path}: line 2: column cores: expected a number in [0, 1e+06], got '-1'\n",
     )
-
-
-# what has no effect
 
 
 @pytest.mark.parametrize(
@@ -133,9 +121,6 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
 def test_an_option_without_effect_is_a_warning(arguments, warnings, demand, capsys):
     assert run(["simulate", demand, "--cpu-limit", "8", *arguments]) == 0
     assert capsys.readouterr().err.splitlines() == [f"warning: {each}" for each in warnings]
-
-
-# the bar
 
 
 class Terminal(io.StringIO):

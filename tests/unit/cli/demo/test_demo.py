@@ -97,9 +97,6 @@ def test_files_of_dead_processes_are_removed(tmp_path, monkeypatch):
     assert (tmp_path / names[2] / "deep").is_dir()
 
 
-# ---- the simulated kernel
-
-
 @pytest.fixture
 def kernel(tmp_path):
     return PlainKernel(str(tmp_path))

@@ -451,8 +451,6 @@ def test_an_agent_that_runs_and_one_that_does_not(tmp_path):
 
 
 class ToldClient(AgentClient):
-    """A client whose agent always answers the same."""
-
     def __init__(self, **changes: object) -> None:
         super().__init__("/s")
         self.answer = msgspec.structs.replace(STATUS, **changes)

@@ -159,9 +159,6 @@ def test_what_a_running_agent_sees(tmp_path):
     assert doctor_engines.find_agent_reach(str(path), 2**22 + 1) is None
 
 
-# what was said about other managers
-
-
 def test_programs_whose_orders_a_source_follows_are_no_concern():
     names = ["dockerd", "containerd", "slurmd", "koordlet"]
     found = doctor_checks.check_writers(names, {"docker"})

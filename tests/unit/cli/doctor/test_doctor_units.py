@@ -28,9 +28,6 @@ def seen(**changes: object) -> BusSeen:
     return msgspec.structs.replace(GOOD, **changes)
 
 
-# rights
-
-
 @pytest.mark.parametrize(
     ("bus", "level", "said"),
     [
@@ -131,9 +128,6 @@ def test_the_account_is_that_of_the_running_agent():
     assert doctor_host.see_bus(AgentSeen(True, os.getpid())).account == account
 
 
-# whose cgroups
-
-
 def owners(
     paths: list[str], version: int = 2, delegated: tuple[str, ...] = (), own: tuple[str, ...] = ()
 ) -> list[Finding]:
@@ -205,9 +199,6 @@ def test_cgroups_of_other_managers_in_managed_roots(tmp_path):
     assert "of kubelet, for example 'kubepods.slice/kubepods-burstable.slice'" in inside.text
 
 
-# quotas above
-
-
 def test_quotas_above_the_jobs(tmp_path):
     root = make_tree(
         tmp_path, {"a": {**v2_cgroup(quota="200000 100000"), "x": v2_cgroup(), "y": v2_cgroup(quota="300000 100000")}}
@@ -229,9 +220,6 @@ def test_a_unit_without_a_limit_file_may_have_a_quota_above(tmp_path):
     )
     (finding,) = doctor_units.check_caps(unified(root), {"b.slice/a.service": 2.0})
     assert finding.text.startswith("b.slice has 0.5 cores, less than 1 job below it requested")
-
-
-# pressure
 
 
 def test_the_pressure_of_jobs(tmp_path):

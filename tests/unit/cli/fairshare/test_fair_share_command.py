@@ -59,8 +59,6 @@ OF_POOLS = {
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write trees, one a line: the path of the file."""
-
     def write_trees(*trees: dict[str, Any]) -> str:
         path = tmp_path / "tree.json"
         path.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
@@ -72,9 +70,6 @@ def write(tmp_path: Path) -> Write:
 def small(demand: float, **fields: Any) -> dict[str, Any]:
     operation = {"name": "o", "parent": ROOT, "demand": {"cpu": demand}}
     return {"total_resources": {"cpu": 10}, "now": 0, "operations": [operation], **fields}
-
-
-# ---- JSON
 
 
 def test_a_gang_has_all_or_nothing_as_in_the_scheduler(write, capsys):
@@ -135,9 +130,6 @@ def test_time_is_a_line_per_update_on_standard_error(write, capsys):
     assert all(0.0 < line["update_s"] < 60.0 for line in lines)
 
 
-# ---- words
-
-
 def test_explain_is_words_for_people(write, capsys):
     assert run(["fair-share", write(TREE), "--explain", "etl"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -166,9 +158,6 @@ def test_explain_of_an_unknown_element_is_64(write, capsys):
     )
 
 
-# ---- exit codes
-
-
 def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):
     broken = small(1)
     broken["operations"][0]["weight"] = 0
@@ -181,9 +170,6 @@ def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):
     )
 
 
-# ---- simulate
-
-
 @pytest.mark.parametrize("arguments", [["./simulate"], ["--format", "json", "simulate"]])
 def test_a_file_may_be_called_simulate(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
@@ -192,11 +178,7 @@ def test_a_file_may_be_called_simulate(tmp_path, monkeypatch, capsys, arguments)
     assert json.loads(capsys.readouterr().out)["id"] == "x"
 
 
-# ---- between pipes
-
-
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """The program, with pipes at both ends."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "cpumond", "fair-share", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

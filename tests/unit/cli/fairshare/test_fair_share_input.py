@@ -260,8 +260,6 @@ def test_a_number_that_no_double_holds(digits):
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Iterator[Any]:
-    """Read a file with this content: the updates of it."""
-
     def read_content(content: str | bytes) -> list[UpdateInput]:
         path = tmp_path / "tree.json"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())

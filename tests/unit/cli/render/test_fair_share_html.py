@@ -29,9 +29,6 @@ def render(rows: Iterable[SimulationRow], until_s: float = DAY, **changes: Any) 
     return render_html(rows, until_s=until_s, **values)
 
 
-# the file
-
-
 def test_names_are_escaped():
     name = "<script>alert(\"1\")</script> & 'x' \udcff"
     text = render([make_row(pool=name), make_row(1.0, pool=name)], title=name)
@@ -54,9 +51,6 @@ def test_without_an_integral_guarantee_there_is_a_sentence():
     page = HtmlPage(render([make_row(pool="a", guarantee_type="none")]))
     assert "No pool of this tree has an integral guarantee, so there is no volume to draw." in page.texts("p")
     assert page.texts("script") == ["[]", ""]
-
-
-# lines
 
 
 def test_lines_are_thinned_and_spikes_stay():
@@ -90,9 +84,6 @@ def test_areas_are_the_parts_of_the_fair_share_one_on_the_other():
     ]  # fmt: skip
 
 
-# levels
-
-
 def test_levels_are_what_is_guaranteed_with_and_without_volume():
     def levels_of(row: SimulationRow) -> list[tuple[str, float]]:
         charts = HtmlPage(render([row])).charts
@@ -104,9 +95,6 @@ def test_levels_are_what_is_guaranteed_with_and_without_volume():
     ]  # fmt: skip
     relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0)
     assert levels_of(relaxed) == [("flow", 100), ("capacity", 8.64e6)]
-
-
-# numbers
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,6 @@ def report() -> ReportView:
     return make_report(pools, operations, left_out=3)
 
 
-# ---- text
-
-
 def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     lines = render_text(report, DAY_S, 20, None, False).splitlines()
     start = lines.index("tree default")
@@ -130,9 +127,6 @@ def test_no_name_moves_the_cursor_or_makes_a_line():
     assert "[bold]b[/bold]" in text
 
 
-# ---- CSV
-
-
 def read_csv(report: ReportView) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(render_csv(report), newline="")))
 
@@ -169,9 +163,6 @@ def test_csv_keeps_every_name_in_its_cell():
             assert row[key].replace("'", "") == name.replace("'", "")
             assert not any(line[:1] in ("=", "+", "-", "@", "\t") for line in row[key].splitlines())
         assert row["points"] == "100"
-
-
-# ---- pools
 
 
 def test_only_a_pool_and_what_is_below_it_is_kept(report):
@@ -229,9 +220,6 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
     assert {row.name for row in kept.pools} == {"a", "b"}
 
 
-# ---- options
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -258,8 +246,6 @@ def test_options_that_disagree_are_refused(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
         choose_output(*given)
 
-
-# ---- savings
 
 MONDAY = 1_772_409_600.0  # 2026-03-02, UTC
 

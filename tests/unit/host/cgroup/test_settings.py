@@ -29,9 +29,6 @@ TWO = CpuSettings(200_000, 100_000, 0, 1024)
 ODD_PERIOD = CpuSettings(None, 33_333)
 
 
-# ---- limits
-
-
 def test_the_same_cores_in_another_period_are_no_order():
     original, written = (
         CpuSettings(400_000, 100_000),
@@ -99,9 +96,6 @@ def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weig
     assert (compute_start_weight(cores, 1), compute_start_weight(cores, 2)) == (shares, weight)
 
 
-# ---- order
-
-
 @pytest.mark.parametrize(
     ("before", "after", "steps"),
     [
@@ -125,9 +119,6 @@ def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weig
 def test_the_order_of_writes(before, after, steps):
     """Of quota and period the one goes first that gives less in between."""
     assert plan_steps(before, after) == steps
-
-
-# ---- others
 
 
 def test_the_least_cap():

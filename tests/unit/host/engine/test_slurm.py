@@ -61,7 +61,6 @@ def test_jobs_are_found_at_their_places_only(tmp_path):
 
 
 def write_squeue(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Have ``squeue`` be a script."""
     program = directory / "squeue"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)

@@ -42,7 +42,6 @@ def properties(version: int = 252, user: str = "", **changes: Any) -> dict[str, 
 
 
 def state(**told: Any) -> Any:
-    """The state of a unit that is loaded and has these properties."""
     return read_state({"LoadState": "loaded", "ActiveState": "active", **told}, {})
 
 
