@@ -9,29 +9,9 @@ from cpumond.scheduler.access import Rights, required
 from cpumond.scheduler.access.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError, PoolSettings, PreemptionSettings
 from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.changes import compare_configs
-from cpumond.scheduler.settings.commands import (
-    ChangePool,
-    ChangeTree,
-    ConfigCommand,
-    CreatePool,
-    CreateTree,
-    MovePool,
-    RemovePool,
-    RemoveTree,
-    SetDefaultTree,
-    TransferPoolResources,
-)
-from cpumond.scheduler.settings.operations import (
-    AbortOperation,
-    CompleteOperation,
-    OperationCommand,
-    ResumeOperation,
-    StartOperation,
-    SuspendOperation,
-    UpdateOperation,
-)
 from cpumond.scheduler.settings.rollout import AdvanceStage, RemoveStage, RolloutCommand, SetStage, StopStage
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import Undo
@@ -62,7 +42,7 @@ class Teams(World):
         }
 
     def change(self, pool: str, **values: Any) -> set[tuple[str, str]]:
-        return self.needs(ChangePool(TREE, pool, put(**values)))
+        return self.needs(commands.ChangePool(TREE, pool, put(**values)))
 
 
 @pytest.fixture
@@ -72,8 +52,8 @@ def teams() -> Teams:
 
 def test_each_command_has_its_needs():
     assert set(required._NEEDS) == {
-        *get_args(ConfigCommand),
-        *get_args(OperationCommand),
+        *get_args(commands.ConfigCommand),
+        *get_args(operations.OperationCommand),
         *get_args(NodeCommand),
         *get_args(RolloutCommand),
         ApplyTree,
@@ -92,7 +72,7 @@ def test_12_3_trees_are_everybodys_while_nothing_decides_who_may_do_what():
     teams = Teams(acl_required=False)
 
     def may(user: User) -> bool:
-        return all(verdict.allowed for verdict in decide(teams.state, CreateTree("t"), user))
+        return all(verdict.allowed for verdict in decide(teams.state, commands.CreateTree("t"), user))
 
     assert may(ANN)
     assert not may(User("local", needs_entry=True))
@@ -108,8 +88,9 @@ STAGE: dict[str, Any] = {"nodes_filter": "%true"}
 YOUNG: list[Any] = [
     SetStage(**STAGE, level="weight"), AdvanceStage(**STAGE), StopStage(**STAGE), RemoveStage(**STAGE),
     CordonNode("n1"), UncordonNode("n1"), DrainNode("n1"), CordonNode("n2"),
-    ChangeTree(TREE, put(acl_required=True)), ChangeTree(TREE, put(acl=[])), ChangePool(TREE, "c", put(owner="ann")),
-    ChangePool(TREE, "c", put(inherit_acl=False)), CreatePool(TREE, "n", "b", {"acl": []}),
+    commands.ChangeTree(TREE, put(acl_required=True)), commands.ChangeTree(TREE, put(acl=[])),
+    commands.ChangePool(TREE, "c", put(owner="ann")), commands.ChangePool(TREE, "c", put(inherit_acl=False)),
+    commands.CreatePool(TREE, "n", "b", {"acl": []}),
 ]  # fmt: skip
 """What version 0.1 had not."""
 
@@ -127,31 +108,33 @@ def test_the_absence_of_lists_gives_no_power_that_is_younger(command: Any) -> No
 def test_the_absence_of_lists_gives_what_version_0_1_gave() -> None:
     teams = Teams(acl_required=False)
     for command in (
-        ChangePool(TREE, "c", put(color="blue", fair_share_starvation_timeout=5)), RemovePool(TREE, "c"),
-        CreatePool(TREE, "n", "b", {"color": "blue"}), ChangeTree(TREE, put(max_share_ratio=0.5)),
-    ):  # fmt: skip
+        commands.ChangePool(TREE, "c", put(color="blue", fair_share_starvation_timeout=5)),
+        commands.RemovePool(TREE, "c"),
+        commands.CreatePool(TREE, "n", "b", {"color": "blue"}),
+        commands.ChangeTree(TREE, put(max_share_ratio=0.5)),
+    ):
         check(teams.state, command, ANN)
 
 
-def tree(*edits: Edit, **values: Any) -> ChangeTree:
-    return ChangeTree(TREE, edits or put(**values))
+def tree(*edits: Edit, **values: Any) -> commands.ChangeTree:
+    return commands.ChangeTree(TREE, edits or put(**values))
 
 
-def change(**values: Any) -> ChangePool:
-    return ChangePool(TREE, "c", put(**values))
+def change(**values: Any) -> commands.ChangePool:
+    return commands.ChangePool(TREE, "c", put(**values))
 
 
-def create(parent: str = "b", **attributes: Any) -> CreatePool:
-    return CreatePool(TREE, "n", parent, attributes)
+def create(parent: str = "b", **attributes: Any) -> commands.CreatePool:
+    return commands.CreatePool(TREE, "n", parent, attributes)
 
 
-def start(**spec: Any) -> StartOperation:
-    return StartOperation({"tasks": TASKS, **spec})
+def start(**spec: Any) -> operations.StartOperation:
+    return operations.StartOperation({"tasks": TASKS, **spec})
 
 
 NEEDS: list[tuple[Command, str]] = [
-    *((command, "administer:") for command in (CreateTree("t"), RemoveTree(TREE), SetDefaultTree(TREE),
-                                               SetDefaultTree(None), CordonNode("not there"))),
+    *((kind(TREE), "administer:") for kind in (commands.CreateTree, commands.RemoveTree, commands.SetDefaultTree)),
+    *((command, "administer:") for command in (commands.SetDefaultTree(None), CordonNode("not there"))),
     *((kind("n1"), "administer:<Root>") for kind in (CordonNode, UncordonNode, DrainNode)),
     (tree(nodes_filter="x"), "write:<Root>"),
     (tree(**{"nodes-filter": "x"}), "write:<Root>"),
@@ -199,14 +182,14 @@ NEEDS: list[tuple[Command, str]] = [
     (change(custom=1), "write:c administer:c"),
     (change(**{"fair-share_preemption_timeout": 1}), "write:c administer:c"),
     # what goes and moves
-    (RemovePool(TREE, "c"), "modify_children:b write:c"),
-    (RemovePool(TREE, "a", recursive=True), "modify_children:<Root> write:a write:b write:c"),
-    *((command, "write:c modify_children:b") for command in (MovePool(TREE, "c", "b", "d"), change(name="d"))),
+    (commands.RemovePool(TREE, "c"), "modify_children:b write:c"),
+    (commands.RemovePool(TREE, "a", recursive=True), "modify_children:<Root> write:a write:b write:c"),
+    *((command, "write:c modify_children:b") for command in (commands.MovePool(TREE, "c", "b", "d"), change(name="d"))),
     *((command, "write:c modify_children:b modify_children:z write:z")
-      for command in (MovePool(TREE, "c", "z", "c"), change(parent_name="z"))),
+      for command in (commands.MovePool(TREE, "c", "z", "c"), change(parent_name="z"))),
     # the common distributors
-    (TransferPoolResources(TREE, "c", "z", {}), "write:b write:a write:<Root>"),
-    (TransferPoolResources(TREE, "c", "b", {}), "write:b"),
+    (commands.TransferPoolResources(TREE, "c", "z", {}), "write:b write:a write:<Root>"),
+    (commands.TransferPoolResources(TREE, "c", "b", {}), "write:b"),
     # where an operation goes
     (start(pool="c"), "use:c"),
     (start(pool="c$x"), "use:c"),
@@ -217,14 +200,14 @@ NEEDS: list[tuple[Command, str]] = [
     (start(**{"scheduling-options-per-pool-tree": {TREE: {"pool": "z"}}}), "use:z"),
     (start(pool="a", scheduling_options_per_pool_tree={TREE: {"pool": "z"}}), "use:z"),
     # what does not exist needs nothing
-    (ChangeTree("no", ()), ""),
-    (CreatePool("no", "n"), ""),
-    (CreatePool(TREE, "n", "no"), ""),
-    (ChangePool(TREE, "no", ()), ""),
-    (RemovePool(TREE, "no"), ""),
-    (MovePool(TREE, "no", "a", "b"), ""),
-    (MovePool(TREE, "c", "no", "c"), "modify_children:b write:c"),
-    (TransferPoolResources(TREE, "no", "a", {}), ""),
+    (commands.ChangeTree("no", ()), ""),
+    (commands.CreatePool("no", "n"), ""),
+    (commands.CreatePool(TREE, "n", "no"), ""),
+    (commands.ChangePool(TREE, "no", ()), ""),
+    (commands.RemovePool(TREE, "no"), ""),
+    (commands.MovePool(TREE, "no", "a", "b"), ""),
+    (commands.MovePool(TREE, "c", "no", "c"), "modify_children:b write:c"),
+    (commands.TransferPoolResources(TREE, "no", "a", {}), ""),
     (start(pool_trees=["no"]), ""),
 ]  # fmt: skip
 
@@ -237,8 +220,8 @@ def test_12_3_rights_that_a_command_needs(teams, command, needs):
 
 def test_12_3_a_config_that_goes_is_changed_in_all_that_it_says():
     teams = Teams()
-    teams.do(ChangeTree(TREE, (Edit(("config",), {"acl_required": True}),)))
-    assert teams.needs(ChangeTree(TREE, put(config=None))) == {("write", ROOT_POOL), ("administer", ROOT_POOL)}
+    teams.do(commands.ChangeTree(TREE, (Edit(("config",), {"acl_required": True}),)))
+    assert teams.needs(commands.ChangeTree(TREE, put(config=None))) == {("write", ROOT_POOL), ("administer", ROOT_POOL)}
 
 
 def test_12_3_less_of_a_limit_is_a_smaller_number(teams):
@@ -253,8 +236,8 @@ def test_12_3_less_of_a_limit_is_a_smaller_number(teams):
     assert teams.change("b", max_operation_count=10) == more
     assert teams.change("b", resource_limits={"cpu": 3, "memory": 100}) == write
     assert teams.change("b", resource_limits={"cpu": 3}) == more
-    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory")),))) == more
-    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory"), 99),))) == write
+    assert teams.needs(commands.ChangePool(TREE, "b", (Edit(("resource_limits", "memory")),))) == more
+    assert teams.needs(commands.ChangePool(TREE, "b", (Edit(("resource_limits", "memory"), 99),))) == write
 
 
 def test_12_3_a_flow_that_shrinks_is_less(teams):
@@ -268,11 +251,11 @@ def test_12_3_a_flow_that_shrinks_is_less(teams):
 
 def test_12_3_who_removes_a_list_administers_its_pool(teams):
     teams.set_pool("c", acl=[entry("x", "use")])
-    assert ("administer", "c") in teams.needs(RemovePool(TREE, "a", recursive=True))
+    assert ("administer", "c") in teams.needs(commands.RemovePool(TREE, "a", recursive=True))
 
 
 def test_12_3_who_moves_a_pool_below_other_rights_administers_it(teams):
-    move = MovePool(TREE, "c", "z", "c")
+    move = commands.MovePool(TREE, "c", "z", "c")
     teams.set_pool("c", strong_guarantee_resources=None)
     teams.set_tree(acl=[entry("lead", "manage")])
     assert teams.needs(move) == {("write", "c"), ("modify_children", "b"), ("modify_children", "z")}
@@ -289,11 +272,11 @@ def test_12_3_operations_of_an_ephemeral_pool_are_not_taken_by_its_name(teams):
     teams.start(user="bob")
     assert teams.pool("bob").is_ephemeral
     taken = {("modify_children", "z"), ("modify_children", ROOT_POOL)}
-    assert teams.needs(CreatePool(TREE, "bob", "z")) == taken
-    assert teams.needs(CreatePool(TREE, "bob", ROOT_POOL)) == {("modify_children", ROOT_POOL)}
+    assert teams.needs(commands.CreatePool(TREE, "bob", "z")) == taken
+    assert teams.needs(commands.CreatePool(TREE, "bob", ROOT_POOL)) == {("modify_children", ROOT_POOL)}
     teams.set_pool("z", acl=[entry("ann", "administer")])
-    assert teams.needs(CreatePool(TREE, "bob", "z")) == {*taken, ("administer", ROOT_POOL)}
-    assert ("administer", ROOT_POOL) in teams.needs(MovePool(TREE, "c", "z", "bob"))
+    assert teams.needs(commands.CreatePool(TREE, "bob", "z")) == {*taken, ("administer", ROOT_POOL)}
+    assert ("administer", ROOT_POOL) in teams.needs(commands.MovePool(TREE, "c", "z", "bob"))
 
 
 def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
@@ -302,35 +285,43 @@ def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
         teams.do(command)
         return teams.needs(Undo(1, tuple(compare_configs(before, teams.state.config))))
 
-    assert undo(ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
-    assert undo(ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {("write", "c"), ("write", "b")}
+    assert undo(commands.ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
+    assert undo(commands.ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {
+        ("write", "c"),
+        ("write", "b"),
+    }
     teams.set_pool("c", acl=[entry("ann", "administer")])
     # The list of what was below comes back with it.
     back = {("modify_children", "a"), ("write", "a"), ("administer", "a")}
-    assert undo(RemovePool(TREE, "b", recursive=True)) == back
-    assert undo(CreatePool(TREE, "n", "z", {"acl": []})) == {
+    assert undo(commands.RemovePool(TREE, "b", recursive=True)) == back
+    assert undo(commands.CreatePool(TREE, "n", "z", {"acl": []})) == {
         ("modify_children", "z"), ("write", "n"), ("administer", "n")
     }  # fmt: skip
 
 
 def test_12_3_a_start_needs_use_below_the_default_parent_and_in_each_tree():
     teams = Teams(default_parent_pool="b", nodes_filter="!x")
-    assert teams.needs(StartOperation({"tasks": TASKS})) == {("use", "b")}
+    assert teams.needs(operations.StartOperation({"tasks": TASKS})) == {("use", "b")}
     teams.create_tree("other", nodes_filter="x")
-    both = StartOperation({"tasks": TASKS, "pool_trees": [TREE, "other"]})
+    both = operations.StartOperation({"tasks": TASKS, "pool_trees": [TREE, "other"]})
     assert [need.tree for need in list_needs(teams.state, both, Rights(teams.state, ANN))] == [TREE, "other"]
-    assert teams.needs(StartOperation({"tasks": TASKS, "pool": 7})) == set()  # and is refused
+    assert teams.needs(operations.StartOperation({"tasks": TASKS, "pool": 7})) == set()  # and is refused
 
 
 def test_12_3_operations_need_manage(teams):
     with pytest.raises(CommandError, match="No such operation x"):
-        teams.needs(AbortOperation("x"))
+        teams.needs(operations.AbortOperation("x"))
     started = teams.start("c", user="bob")
-    for kind in (AbortOperation, CompleteOperation, SuspendOperation, ResumeOperation):
+    for kind in (
+        operations.AbortOperation,
+        operations.CompleteOperation,
+        operations.SuspendOperation,
+        operations.ResumeOperation,
+    ):
         assert teams.needs(kind(started)) == {("manage", started)}
 
     def update(**parameters: Any) -> set[tuple[str, str]]:
-        return teams.needs(UpdateOperation(started, parameters))
+        return teams.needs(operations.UpdateOperation(started, parameters))
 
     manage = {("manage", started)}
     assert update(weight=2) == update(pool="c") == update(nonsense=1) == manage
@@ -343,7 +334,7 @@ def test_12_3_operations_need_manage(teams):
 def test_a_refusal_says_who_what_why_and_whom_to_ask(teams):
     teams.set_pool("a", acl=[entry("lead", "administer")])
     with pytest.raises(CommandError) as caught:
-        check(teams.state, StartOperation({"tasks": TASKS, "pool": "c"}), ANN)
+        check(teams.state, operations.StartOperation({"tasks": TASKS, "pool": "c"}), ANN)
     assert caught.value.code == ACCESS_DENIED
     assert str(caught.value) == (
         'ann may not start operations in pool "c" (permission use): no access list allows use to ann, and pool "a" has '
@@ -351,19 +342,19 @@ def test_a_refusal_says_who_what_why_and_whom_to_ask(teams):
     )
     teams.node("n1")
     for command, words in (
-        (CreateTree("x"), r"ann may not administer pool trees .* that is for administrators"),
+        (commands.CreateTree("x"), r"ann may not administer pool trees .* that is for administrators"),
         (DrainNode("n1"), r'ann may not administer pool tree "default" \(node "n1"\)'),
     ):
         with pytest.raises(CommandError, match=words):
             check(teams.state, command, ANN)
     teams.set_pool("b", acl=[entry("ann", "write")])
     with pytest.raises(CommandError, match=r'change the options of pool "a" to give "b" more \(weight\) \(permission'):
-        check(teams.state, ChangePool(TREE, "b", put(weight=7)), ANN)
+        check(teams.state, commands.ChangePool(TREE, "b", put(weight=7)), ANN)
 
 
 def test_what_allowed_a_command_is_told_once(teams):
     teams.set_tree(acl=[entry("ann", "write", "modify_children")])
-    text = check(teams.state, RemovePool(TREE, "a", recursive=True), ANN)
+    text = check(teams.state, commands.RemovePool(TREE, "a", recursive=True), ANN)
     assert text.split("; ") == [
         'the access list of pool tree "default" allows modify_children to ann',
         *(f'the access list of pool tree "default" allows write to ann, inherited by pool "{name}"' for name in "abc"),

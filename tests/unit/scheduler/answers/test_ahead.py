@@ -7,15 +7,7 @@ import time
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.scheduler.answers.ahead import (
-    FIRST_RUN_S,
-    MOST_RUN_S,
-    RunResult,
-    compare,
-    cut,
-    make_simulation,
-    patience_s,
-)
+from cpumond.scheduler.answers import ahead
 from cpumond.scheduler.answers.calibration import quantile
 from cpumond.scheduler.answers.plan import ChangePlan, make_plan
 from cpumond.scheduler.settings.commands import ChangePool, Edit
@@ -35,24 +27,24 @@ def test_what_never_happens_in_some_runs_has_no_end() -> None:
 
 
 def test_a_run_waits_for_a_start_some_times_as_long_as_the_last_one_took() -> None:
-    assert patience_s(0.2, 0.0, MOST_RUN_S) == FIRST_RUN_S
-    assert patience_s(0.2, 2.0, MOST_RUN_S) == 6.0
-    assert patience_s(8.0, 2.0, MOST_RUN_S) == 8.0
-    assert patience_s(0.2, 19.0, MOST_RUN_S) == MOST_RUN_S
-    assert patience_s(8.0, 2.0, FIRST_RUN_S) == FIRST_RUN_S
+    assert ahead.patience_s(0.2, 0.0, ahead.MOST_RUN_S) == ahead.FIRST_RUN_S
+    assert ahead.patience_s(0.2, 2.0, ahead.MOST_RUN_S) == 6.0
+    assert ahead.patience_s(8.0, 2.0, ahead.MOST_RUN_S) == 8.0
+    assert ahead.patience_s(0.2, 19.0, ahead.MOST_RUN_S) == ahead.MOST_RUN_S
+    assert ahead.patience_s(8.0, 2.0, ahead.FIRST_RUN_S) == ahead.FIRST_RUN_S
 
 
 def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
-    before = RunResult(
+    before = ahead.RunResult(
         {"a": (110.0, 140.0)}, core_seconds=[("t", "p", 80.0, 80.0)], began=100.0, until=180.0, is_cut=True
     )
-    after = RunResult(
+    after = ahead.RunResult(
         {"a": (110.0, 150.0), "b": (190.0, None)}, core_seconds=[("t", "p", 100.0, 100.0)], began=100.0, until=200.0
     )
-    seen = cut(after, before.until)
+    seen = ahead.cut(after, before.until)
     assert seen.moments == {"a": (110.0, 150.0), "b": (None, None)}
     assert seen.core_seconds == [("t", "p", 80.0, 80.0)]
-    told = make_simulation({}, before, seen, 100.0)
+    told = ahead.make_simulation({}, before, seen, 100.0)
     assert told.horizon == 180.0
     assert told.shares == []
     assert "the simulation ends 1 min 20 s from now: more would take too long" in told.lines
@@ -67,7 +59,7 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
     def find_guesses() -> list[str]:
         pace = Pace(1.0, 1.0, world.now, {})
         asked = (StartOperation(spec),)
-        lines = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None).lines
+        lines = ahead.compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None).lines
         return [line for line in lines if "has completed yet" in line]
 
     [guess] = find_guesses()
@@ -91,7 +83,7 @@ def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
     world.settle_down()
     world.node("n2", 2.0)
     pace = Pace(1.0, 1.0, world.now, {})
-    found = compare(world.state, world.now, pace, 3600.0, (DrainNode("n1"),), "ann", lambda _: None)
+    found = ahead.compare(world.state, world.now, pace, 3600.0, (DrainNode("n1"),), "ann", lambda _: None)
     assert len(found.stops) == 1
     assert not any("start sooner" in line for line in found.lines)
     assert all(each.start_before is each.start_after is None for each in found.starts)
@@ -110,7 +102,7 @@ def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: st
         node.last_seen = world.now - 2.9 * number / 100
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true", "cpu_limit": cpu}}}
     pace, asked = Pace(3.0, 1.0, world.now + 1.0, {}), (StartOperation(spec),)
-    found = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
+    found = ahead.compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
     assert found.lines[0].startswith(told)
 
 
@@ -124,7 +116,7 @@ def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> No
     change = prepare(world.state, command, "ann", world.now, lambda: "planned")
     notes = ask_at_once(lambda: make_plan(world.state, change, world.now, {}, False), ChangePlan).notes
     pace = Pace(1.0, 1.0, world.now, {})
-    found = compare(world.state, world.now, pace, 60.0, (command,), "ann", lambda _: None)
+    found = ahead.compare(world.state, world.now, pace, 60.0, (command,), "ann", lambda _: None)
     assert notes == ["at once 2 jobs more start, 2 cores"]
     assert notes[0] in found.lines
     world.do(command)
@@ -142,5 +134,5 @@ def test_how_far_is_looked_ahead_does_not_depend_on_how_busy_the_host_is(monkeyp
     world.settle_down()
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.4)
-    found = compare(world.state, world.now, Pace(1.0, 1.0, world.now, {}), 120.0, (), "ann", lambda _: None)
+    found = ahead.compare(world.state, world.now, Pace(1.0, 1.0, world.now, {}), 120.0, (), "ann", lambda _: None)
     assert found.horizon == world.now + 120.0

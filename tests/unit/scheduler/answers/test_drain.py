@@ -117,9 +117,6 @@ def test_jobs_that_the_asker_may_not_see_are_only_counted(world: World) -> None:
     assert (found.jobs, found.job_count, found.hidden_job_count, found.waiting_job_count) == ([], 3, 3, 1)
 
 
-# --- what is told
-
-
 def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> None:
     assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon is None
     world.do(DrainNode("n1", "new disks"), "alice")

@@ -200,9 +200,6 @@ def test_who_may_not_read_an_operation_is_not_told_its_id():
     assert readable(report, lambda _: True) == report
 
 
-# --- waiting demand
-
-
 def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
     assert [full.pool(name).waiting[1] for name in ("team", "lab", "<Root>", "other")] == [8.0, 8.0, 8.0, 0.0]
     assert [full.pool(name).demand[1] for name in ("team", "lab", "<Root>")] == [4.0, 4.0, 4.0]
@@ -215,9 +212,6 @@ def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
     full.update()
     assert [full.pool(name).waiting[1] for name in ("team", "lab")] == [4.0, 4.0]
     assert full.pool("lab").demand[1] == 8.0
-
-
-# --- pools in a sentence
 
 
 def test_a_pool_explains_why_its_guarantee_is_unused_without_starving():
@@ -250,9 +244,6 @@ def test_a_pool_that_starves_says_since_when():
         f"(operation {other}: 4): an operation with fewer than 10 jobs loses none "
         '(max_unpreemptible_running_job_count of tree "default"); lower it, 0 turns it off'
     )
-
-
-# --- beside the service
 
 
 async def test_reports_are_made_beside_the_service_and_kept_until_a_change(scheduler):

@@ -77,9 +77,6 @@ def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service
     assert "the root: 1 of at most" in text
 
 
-# --- running
-
-
 def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
     service.node("n1", cpu=4.0)
     first, second = service.begin("a", 10), service.begin("b", 10)
@@ -207,9 +204,6 @@ def test_preemptions_are_told_to_both_sides(service):
     assert any(f"replaced job {job_id} of operation {early} on n1" in line for line in got.lines)
 
 
-# --- finished
-
-
 def test_a_finished_operation_says_how_and_why(service):
     operation_id = service.begin("a", 3)
     service.now += 60.0
@@ -236,9 +230,6 @@ def test_a_finished_operation_says_how_and_why(service):
 )
 def test_spans(seconds, text):
     assert format_span(seconds) == text
-
-
-# --- plans
 
 
 def shares(plan: ChangePlan) -> dict[str, tuple[float | None, float | None]]:

@@ -55,9 +55,6 @@ def farm():
     assert_consistent(farm.state)
 
 
-# --- changes
-
-
 @pytest.mark.parametrize("back", ["burst", "relaxed"])
 def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
     farm.set_pool("p", integral_guarantees={"guarantee_type": "none"})
@@ -92,9 +89,6 @@ def test_9_when_the_cluster_grows_the_volume_stays_and_its_ratio_falls(farm):
     farm.update()
     assert farm.pool("p").volume == before
     assert farm.volume("p") == pytest.approx(5.0)
-
-
-# --- restarts
 
 
 def test_9_after_a_restart_unknown_or_not_integral_pools_are_dropped(farm):

@@ -57,9 +57,6 @@ def test_a_guarantee_comes_goes_and_moves_with_the_options(world):
     assert guarantee(world, own) == 0
 
 
-# --- 6.2, starvation
-
-
 @pytest.mark.parametrize(
     ("options", "status", "at"),
     [
@@ -87,9 +84,6 @@ def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
     world.settle_down(40)
     assert len(world.jobs_of(own)) == 17  # the first number that is not clearly below, 0.8 of the share
     assert len(world.jobs_of(greedy)) == 83
-
-
-# --- what can have no effect
 
 
 def warnings(world: World, pool: str, **options: Any) -> list[str]:

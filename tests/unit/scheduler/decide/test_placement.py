@@ -50,9 +50,6 @@ def test_7_2_satisfaction(usage, fair, demand, expected):
     assert satisfaction_of(usage, fair, demand) == pytest.approx(expected)
 
 
-# --- 7.1, order of service
-
-
 FIFO = {"mode": "fifo"}
 SERVED: dict[str, tuple[dict[str, dict[str, Any]], list[tuple[str, int, float]], float, list[int]]] = {
     # pools; pool, jobs and their order of each operation; cores of the node; how many jobs of each it gets
@@ -125,9 +122,6 @@ def test_7_1_the_spare_of_memory_of_a_node_that_tells_any(memory, jobs):
     world.node("n1", memory=memory)
     world.settle_down()
     assert len(world.jobs_of(operation)) == jobs
-
-
-# --- 4, FIFO
 
 
 def order_of(world: World, specs: list[dict[str, object]], **pool: object) -> list[int]:

@@ -8,38 +8,24 @@ from scheduler_builders import World, amount, give, starve
 
 from cpumond.core.wire import AgentAbout
 from cpumond.fairshare.resources import RESOURCES, ZERO
+from cpumond.scheduler import elements
+from cpumond.scheduler.decide import victims
 from cpumond.scheduler.decide.gangs import plan_for_gang
 from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
 from cpumond.scheduler.decide.swap import TargetPriority
-from cpumond.scheduler.decide.victims import (
-    find_graceful,
-    find_limit_violators,
-    find_overcommit_victims,
-    is_protected_by_count,
-    sort_jobs,
-)
-from cpumond.scheduler.elements import (
-    AGGRESSIVELY_PREEMPTIBLE,
-    NON_PREEMPTIBLE,
-    PREEMPTIBLE,
-    Job,
-    Node,
-    OperationElement,
-    change_usage,
-)
 from cpumond.scheduler.model import Task
 
-N, A, P = NON_PREEMPTIBLE, AGGRESSIVELY_PREEMPTIBLE, PREEMPTIBLE
+N, A, P = elements.NON_PREEMPTIBLE, elements.AGGRESSIVELY_PREEMPTIBLE, elements.PREEMPTIBLE
 
 
-def lists(element: OperationElement) -> list[int]:
-    sort_jobs(element)
+def lists(element: elements.OperationElement) -> list[int]:
+    victims.sort_jobs(element)
     return [job.preemptibility for job in element.jobs.values()]
 
 
 def plan_for(
-    node: Node, *targets: OperationElement, priority: TargetPriority = "normal", now: float = 100.0
+    node: elements.Node, *targets: elements.OperationElement, priority: TargetPriority = "normal", now: float = 100.0
 ) -> PreemptionPlan | None:
     return plan_preemption(node, Targets((target, priority) for target in targets), now, ZERO)
 
@@ -48,7 +34,7 @@ def limit(element: Any, cpu: float) -> None:
     element.limits = (float("inf"), cpu, float("inf"), float("inf"), float("inf"))
 
 
-def victims_of(plan: PreemptionPlan | None) -> list[Job]:
+def victims_of(plan: PreemptionPlan | None) -> list[elements.Job]:
     assert plan is not None
     return [job for job, _ in plan.victims]
 
@@ -114,7 +100,7 @@ def test_6_4_lists_are_made_again_only_when_old():
     element.lists_are_old = True
     assert lists(element) == [N, A]
     # 8: a lowered limit lets more jobs fit below the border
-    change_usage(first, amount(0.4))
+    elements.change_usage(first, amount(0.4))
     assert lists(element) == [N, N]
     assert second.preemptibility == N
 
@@ -134,7 +120,7 @@ def test_6_4_lists_are_made_again_only_when_old():
 def test_6_4_small_operations_are_protected_by_their_number_of_jobs(tree, own, strict, protected):
     world = World(max_unpreemptible_running_job_count=tree, strict_unpreemptible_running_job_count=strict)
     element = world.operation("o", max_unpreemptible_running_job_count=own)
-    assert [count for count in range(20) if is_protected_by_count(element, count)] == list(range(protected + 1))
+    assert [count for count in range(20) if victims.is_protected_by_count(element, count)] == list(range(protected + 1))
 
 
 def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
@@ -148,7 +134,7 @@ def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
         assert (plan_for(node, poor) is not None) is goes, (count, order)
 
 
-def pools_world(**settings: Any) -> tuple[World, Node, OperationElement, OperationElement]:
+def pools_world(**settings: Any) -> tuple[World, elements.Node, elements.OperationElement, elements.OperationElement]:
     """Ten cores, all used by "rich" below rich_pool; "poor" below poor_pool has nothing and starves."""
     world = World(**settings)
     node = world.node()
@@ -218,7 +204,9 @@ def test_6_5_aggressive_preemption_takes_the_second_list_where_allowed():
         assert (plan_for(node, poor, priority="aggressive") is not None) is allowed
 
 
-def conditional_world(**settings: Any) -> tuple[World, Node, OperationElement, OperationElement]:
+def conditional_world(
+    **settings: Any,
+) -> tuple[World, elements.Node, elements.OperationElement, elements.OperationElement]:
     """A pool that starves, one of its operations has more than its share, the other one nothing."""
     world = World(**settings)
     node = world.node(cpu=4.0)
@@ -245,7 +233,7 @@ def test_6_5_inside_a_pool_that_blocks_its_own_operations_help_each_other():
 
 def duel(
     sizes: list[float], order: float, *, fair: float = 0.1, cpu: float = 10.0, **settings: Any
-) -> tuple[World, Node, list[Job], OperationElement]:
+) -> tuple[World, elements.Node, list[elements.Job], elements.OperationElement]:
     """ "rich" has jobs of these sizes, "poor" wants one of ``order`` cores and starves."""
     world = World(**settings)
     node = world.node(cpu=cpu)
@@ -257,7 +245,7 @@ def duel(
     return world, node, jobs, poor
 
 
-def refuse_reclaimed(element: OperationElement) -> None:
+def refuse_reclaimed(element: elements.OperationElement) -> None:
     operation = element.operation
     operation.record = msgspec.structs.replace(operation.record, allow_reclaimed=False)
 
@@ -266,7 +254,7 @@ def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made():
     """Half of the node may be used, but all of it is ordered."""
     _, node, jobs, poor = duel([1.0] * 10, 2.0)
     for job in jobs:
-        change_usage(job, amount(0.5))
+        elements.change_usage(job, amount(0.5))
     assert victims_of(plan_for(node, poor)) == []
     refuse_reclaimed(poor)
     assert victims_of(plan_for(node, poor)) == [jobs[9], jobs[8]]
@@ -277,7 +265,7 @@ def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made():
 def test_1_10_a_failure_for_one_that_refuses_reclaimed_cpu_is_its_own():
     world, node, jobs, poor = duel([1.0] * 10, 2.0)
     for job in jobs:
-        change_usage(job, amount(0.5))
+        elements.change_usage(job, amount(0.5))
     refuse_reclaimed(poor)
     node.foreign_ordered_cores = 9.0
     other = give(world.operation("other", needs=9, cpu=2.0), 0.5)
@@ -291,7 +279,7 @@ def test_1_10_a_failure_for_one_that_refuses_reclaimed_cpu_is_its_own():
 def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made(sizes, taken):
     _, node, jobs, poor = duel(sizes, 1.0)
     for job in jobs:
-        change_usage(job, amount(0.5))
+        elements.change_usage(job, amount(0.5))
     poor.operation.needed = {"main": 2}
     rooms = {node: node.free}
     assert plan_for_gang(poor, "normal", rooms, 100.0, ZERO) is None  # they fit without victims
@@ -315,7 +303,7 @@ def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
 def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
     for gap_first in (False, True):
         world, node, jobs, poor = duel([1.0] * 10, 0.9, fair=0.9, preempt_cpu_gap_first=gap_first)
-        change_usage(jobs[6], amount(0.9))
+        elements.change_usage(jobs[6], amount(0.9))
         world.job(world.operation("filler"), node, 0.1)
         give(world.tree.operations["filler"], 1.0)
         rich = world.tree.operations["rich"]
@@ -327,8 +315,8 @@ def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
 
 def test_6_6_a_lowered_limit_does_not_order_preemptible_jobs():
     world, node, jobs, poor = duel([1.0] * 10, 1.0, fair=0.8, preempt_cpu_gap_first=True)
-    change_usage(jobs[8], amount(0.9))
-    change_usage(jobs[5], amount(0.9))
+    elements.change_usage(jobs[8], amount(0.9))
+    elements.change_usage(jobs[5], amount(0.9))
     world.job(world.operation("filler"), node, 0.2)
     give(world.tree.operations["filler"], 1.0)
     assert lists(world.tree.operations["rich"]) == [N] * 4 + [A] * 5 + [P]
@@ -418,14 +406,14 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     jobs = world.jobs(calm, node, 6)
     give(calm, 0.4)
     world.jobs(world.operation("other"), node, 2)
-    found = find_graceful(node, 1000.0)
+    found = victims.find_graceful(node, 1000.0)
     assert [job for job, _ in found] == [jobs[5], jobs[4]]
     assert found[0][1] == (
         'its operation ends jobs above its fair share: 60.0% is allocated to operation "calm", whose fair share is '
         "40.0%"
     )
     give(calm, 0.6)
-    assert find_graceful(node, 1000.0) == []
+    assert victims.find_graceful(node, 1000.0) == []
 
 
 def test_6_7_the_count_rule_protects_graceful_operations():
@@ -434,7 +422,7 @@ def test_6_7_the_count_rule_protects_graceful_operations():
     calm = world.operation("calm", needs=9, preemption_mode="graceful")
     world.jobs(calm, node, 6)
     give(calm, 0.1)
-    assert find_graceful(node, 1000.0) == []
+    assert victims.find_graceful(node, 1000.0) == []
 
 
 def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
@@ -443,15 +431,15 @@ def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
     pool = world.pool("p")
     element = world.operation("o", "p", needs=9)
     jobs = world.jobs(element, node, 6)
-    assert find_limit_violators(node) == []
+    assert victims.find_limit_violators(node) == []
     for each in (pool, element):
         give(each, 0.4)
     limit(pool, 4.0)
-    found = find_limit_violators(node)
+    found = victims.find_limit_violators(node)
     assert [(job, violated) for job, violated, _ in found] == [(jobs[5], pool), (jobs[4], pool)]
     assert found[0][2] == 'pool "p" used more than its limits allow: 6 of 4 cores'
     limit(pool, 6.0)
-    assert find_limit_violators(node) == []
+    assert victims.find_limit_violators(node) == []
 
 
 def test_6_6_protected_jobs_stay_while_another_node_has_jobs_to_give():
@@ -465,26 +453,26 @@ def test_6_6_protected_jobs_stay_while_another_node_has_jobs_to_give():
     give(protected, 0.04, demand=0.05)
     give(rich, 0.04)
     limit(pool, 2.0)
-    assert find_limit_violators(node) == []
-    assert [job for job, _, _ in find_limit_violators(other)] == [jobs[1]]
+    assert victims.find_limit_violators(node) == []
+    assert [job for job, _, _ in victims.find_limit_violators(other)] == [jobs[1]]
     other.is_online = False
-    assert len(find_limit_violators(node)) == 1
+    assert len(victims.find_limit_violators(node)) == 1
 
 
 def test_6_6_conditional_candidates_never_repair_limits():
     world, node, rich, _ = conditional_world()
     limit(rich, 1.0)
-    assert find_limit_violators(node) == []
+    assert victims.find_limit_violators(node) == []
     world.tree.pools["p"].starvation_status = "non_starving"
-    assert find_limit_violators(node) == []  # at 0.4 of 0.8 it has half of its share
+    assert victims.find_limit_violators(node) == []  # at 0.4 of 0.8 it has half of its share
     give(world.tree.pools["p"], 0.7)
-    assert len(find_limit_violators(node)) == 3
+    assert len(victims.find_limit_violators(node)) == 3
 
 
 # --- 1.9, overcommit
 
 
-def overcommitted(*sizes: float, **settings: Any) -> tuple[World, Node, list[Job]]:
+def overcommitted(*sizes: float, **settings: Any) -> tuple[World, elements.Node, list[elements.Job]]:
     world = World(**settings)
     node = world.node(cpu=6.0)
     world.node("more", cpu=4.0)
@@ -495,8 +483,8 @@ def overcommitted(*sizes: float, **settings: Any) -> tuple[World, Node, list[Job
     return world, node, jobs
 
 
-def chosen(node: Node, now: float = 16.0) -> list[Job]:
-    return [job for job, _ in find_overcommit_victims(node, now, 15.0)]
+def chosen(node: elements.Node, now: float = 16.0) -> list[elements.Job]:
+    return [job for job, _ in victims.find_overcommit_victims(node, now, 15.0)]
 
 
 def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
@@ -505,13 +493,13 @@ def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
         node = world.node(cpu=4.0)
         element = world.operation("o")
         jobs = world.jobs(element, node, 5)
-        change_usage(jobs[0], amount(0.5))
+        elements.change_usage(jobs[0], amount(0.5))
         give(element, 3.0, demand=3.0)
         node.overcommitted_since = 0.0
         assert chosen(node) == [jobs[0] if gap_first else jobs[4]]
 
 
-def reclaimed_rivals() -> tuple[World, Node, dict[str, list[Job]]]:
+def reclaimed_rivals() -> tuple[World, elements.Node, dict[str, list[elements.Job]]]:
     """A node of 6 cores with an ordinary job that no list protects, four jobs on reclaimed CPU of a pool within its
     guarantee, three of one whose guarantee is one core, all of one core; the ordinary one started last."""
     world = World()
@@ -538,7 +526,7 @@ def test_1_9_jobs_on_reclaimed_cpu_beyond_their_pools_guarantee_go_first():
     node.foreign_usage = amount(5.0)
     assert set(chosen(node)) == {*beyond, *within}
     node.foreign_usage = amount(6.0)
-    told = {job: why.partition("; it ran")[2] for job, why in find_overcommit_victims(node, 20.0, 15.0)}
+    told = {job: why.partition("; it ran")[2] for job, why in victims.find_overcommit_victims(node, 20.0, 15.0)}
     assert told.keys() == {*beyond, *within, ordinary}
     assert told[beyond[2]] == " on reclaimed CPU, beyond the guarantee of its pool"
     assert told[beyond[0]] == told[within[0]] == " on reclaimed CPU"
@@ -564,23 +552,23 @@ def test_1_9_a_guarantee_is_the_operations_or_any_pools_and_its_flow():
 
 def test_1_9_nobody_goes_for_less_cpu_than_is_allowed_but_for_any_memory():
     _, node, jobs = overcommitted(*[1.0] * 7)
-    assert find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=1 / 6) == []
-    (victim, _), *rest = find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=0.16)
+    assert victims.find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=1 / 6) == []
+    (victim, _), *rest = victims.find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=0.16)
     assert (victim, rest) == (jobs[6], [])
     memory_at = RESOURCES.index("memory")
-    change_usage(jobs[0], (*jobs[0].usage[:memory_at], 2.0**50, *jobs[0].usage[memory_at + 1 :]))
-    assert find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=1 / 6)
+    elements.change_usage(jobs[0], (*jobs[0].usage[:memory_at], 2.0**50, *jobs[0].usage[memory_at + 1 :]))
+    assert victims.find_overcommit_victims(node, 16.0, 15.0, cpu_ratio=1 / 6)
 
 
 def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait():
     _, node, jobs = reclaimed_rivals()
 
-    def ended(now: float) -> set[Job]:
-        return {job for job, _ in find_overcommit_victims(node, now, 15.0, 60.0)}
+    def ended(now: float) -> set[elements.Job]:
+        return {job for job, _ in victims.find_overcommit_victims(node, now, 15.0, 60.0)}
 
     assert ended(75.0) == set()
     assert ended(75.1) == {jobs["beyond"][2], jobs["beyond"][1]}
-    (_, why), *_ = find_overcommit_victims(node, 76.0, 15.0, 60.0)
+    (_, why), *_ = victims.find_overcommit_victims(node, 76.0, 15.0, 60.0)
     limit = "allowed_node_resources_overcommit_duration is 15 s, 60 s more while only jobs on reclaimed CPU wait"
     assert f"8 of 6 cores ({limit}); it ran on reclaimed CPU" in why
     node.foreign_usage = amount(5.0)
@@ -596,8 +584,8 @@ def test_1_9_no_more_time_where_memory_is_short_or_no_class_is_idle():
         node.about = AgentAbout(version="0.3", level="guarantee", bound="quota", idle_class=idle_class)
         node.capacity = (*node.capacity[:memory_at], memory, *node.capacity[memory_at + 1 :])
         for job in jobs["within"]:
-            change_usage(job, (*job.usage[:memory_at], 2.0**30, *job.usage[memory_at + 1 :]))
-        assert bool(find_overcommit_victims(node, 16.0, 15.0, 60.0)) == is_ended
+            elements.change_usage(job, (*job.usage[:memory_at], 2.0**30, *job.usage[memory_at + 1 :]))
+        assert bool(victims.find_overcommit_victims(node, 16.0, 15.0, 60.0)) == is_ended
 
 
 # --- records
@@ -654,7 +642,7 @@ def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_n
         rich = world.operation(f"rich{i}", "rich", needs=9)
         world.jobs(rich, node, 5)
         give(rich, 0.05)
-    targets: list[tuple[OperationElement, TargetPriority]] = []
+    targets: list[tuple[elements.OperationElement, TargetPriority]] = []
     order = {"too large": 51.0, "blocked half way": 20.0}.get(why_not, 1.0)
     for i in range(1000):
         if i % 10 == 0:
@@ -674,7 +662,7 @@ def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_n
     assert asked <= 1, "one stands for all that would fail in the same way"
 
 
-def make_hopeless(count: int) -> tuple[Node, list[OperationElement]]:
+def make_hopeless(count: int) -> tuple[elements.Node, list[elements.OperationElement]]:
     """Jobs that may go, and operations better off than their owner would be then; each orders more than the last."""
     world = World()
     node = world.node(cpu=10.0)
@@ -690,9 +678,9 @@ def make_hopeless(count: int) -> tuple[Node, list[OperationElement]]:
 
 def test_6_6_an_attempt_makes_a_bounded_number_of_searches():
     node, late = make_hopeless(3 * MOST_SEARCHES)
-    asked: list[OperationElement] = []
+    asked: list[elements.OperationElement] = []
 
-    def note(element: OperationElement, _: object) -> bool:
+    def note(element: elements.OperationElement, _: object) -> bool:
         asked.append(element)
         return True
 

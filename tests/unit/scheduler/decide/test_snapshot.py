@@ -32,9 +32,6 @@ def operation_of(world: World, operation: str) -> Operation:
     return next(each for each in snapshot(world).operations if each.name == f"#{operation}")
 
 
-# --- structure
-
-
 def test_what_does_not_change_is_the_same_object_again(world):
     world.create_pool("p")
     world.create_pool("q")
@@ -87,9 +84,6 @@ def test_after_any_change_the_snapshot_is_as_one_made_from_scratch(world, change
     assert seen == snapshot(world)
 
 
-# --- 5.2, demand
-
-
 def test_2_10_a_ratio_follows_the_cluster(world):
     world.create_pool("p", max_share_ratio=0.5)
     operation = world.start("p", jobs=50, max_share_ratio=0.5)
@@ -102,9 +96,6 @@ def test_2_10_a_ratio_follows_the_cluster(world):
 def test_0_3_a_weight_of_zero_is_the_least_weight(world):
     world.create_pool("p", weight=0)
     assert pool_of(world, "p").weight == 2.0**-26
-
-
-# --- taking over what an update found
 
 
 def test_what_is_wrong_with_guarantees_is_told(world):

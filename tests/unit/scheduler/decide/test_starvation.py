@@ -131,9 +131,6 @@ def test_6_2_an_operation_can_only_make_itself_less_privileged(tree, options, ex
     assert look(rules, expected) == expected
 
 
-# --- 6.2, states
-
-
 def one_operation(usage: float, fair: float, demand: float = 1.0, guarantee: float = 0.0, **settings: Any):
     """An operation that uses ``usage`` of a cluster with 100 cores."""
     world = World(**settings)

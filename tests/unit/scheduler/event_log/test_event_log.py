@@ -13,17 +13,8 @@ from cpumond.scheduler.events import Event
 from cpumond.scheduler.model import ACCESS_DENIED, RESOLVE, CommandError
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.commands import (
-    ChangePool,
-    ChangeTree,
-    CreatePool,
-    CreateTree,
-    MovePool,
-    RemovePool,
-    SetDefaultTree,
-    TransferPoolResources,
-)
 from cpumond.scheduler.settings.operations import AbortOperation, StartOperation, SuspendOperation, UpdateOperation
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.state.nodes import LOST_S
@@ -33,8 +24,8 @@ ALICE = User("alice", origin="10.0.0.7, token ab12cd34")
 ROOT = User("root", admin=True)
 
 
-def set_weight(pool: str, weight: float | None) -> ChangePool:
-    return ChangePool("default", pool, (Edit(("weight",), weight),))
+def set_weight(pool: str, weight: float | None) -> commands.ChangePool:
+    return commands.ChangePool("default", pool, (Edit(("weight",), weight),))
 
 
 async def find(scheduler: Scheduler, *subjects: str, limit: int = 1000) -> list[Event]:
@@ -52,11 +43,8 @@ async def refusal(scheduler: Scheduler, command: Any, user: User = ALICE) -> Com
     return caught.value
 
 
-# --- commands
-
-
 async def test_a_command_and_its_event_are_one_write(scheduler: Scheduler, store: Watched) -> None:
-    await scheduler.execute(CreatePool("default", "a", attributes={"weight": 1}), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "a", attributes={"weight": 1}), ROOT)
     writes: list[tuple[int, int]] = []
     store.before = lambda: writes.append((len(store.seen), len(store.entries)))
     acting = User("alice", admin=True, origin="unix socket, uid 0", acting="root")
@@ -81,7 +69,7 @@ async def test_what_is_said_of_dictionaries_and_lists(scheduler: Scheduler) -> N
     """What differs inside of them, where they come and go as a whole, too."""
     flow = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 2}}
     entry = {"action": "allow", "subjects": ["bob"], "permissions": ["use"]}
-    await scheduler.execute(CreatePool("default", "a"), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "a"), ROOT)
     said = []
     for key, value in (
         ("integral_guarantees", flow),
@@ -90,7 +78,7 @@ async def test_what_is_said_of_dictionaries_and_lists(scheduler: Scheduler) -> N
         ("resource_limits", {}),
         ("acl", [entry]),
     ):
-        await scheduler.execute(ChangePool("default", "a", (Edit((key,), value),)), ROOT)
+        await scheduler.execute(commands.ChangePool("default", "a", (Edit((key,), value),)), ROOT)
         said.append((await find(scheduler, "audit"))[-1].text.removeprefix('root changed pool "a": '))
     flow_path, type_path = "integral_guarantees/resource_flow/cpu", "integral_guarantees/guarantee_type"
     assert said == [
@@ -105,16 +93,16 @@ async def test_what_is_said_of_dictionaries_and_lists(scheduler: Scheduler) -> N
 async def test_what_is_said_of_each_command(scheduler: Scheduler) -> None:
     said = []
     for command in (
-        CreateTree("gpu", {"nodes_filter": "gpu"}),
-        ChangeTree("gpu", (Edit(("max_operation_count",), 5),)),
-        SetDefaultTree("default"),
-        CreatePool("default", "a", attributes={"strong_guarantee_resources": {"cpu": 5}}),
-        CreatePool("default", "a", ignore_existing=True),
-        CreatePool("default", "b", "a"),
-        MovePool("default", "b", "<Root>", "c"),
-        TransferPoolResources("default", "a", "c", {"strong_guarantee_resources": {"cpu": 2}}),
-        MovePool("default", "c", "a", "c"),
-        RemovePool("default", "a", recursive=True),
+        commands.CreateTree("gpu", {"nodes_filter": "gpu"}),
+        commands.ChangeTree("gpu", (Edit(("max_operation_count",), 5),)),
+        commands.SetDefaultTree("default"),
+        commands.CreatePool("default", "a", attributes={"strong_guarantee_resources": {"cpu": 5}}),
+        commands.CreatePool("default", "a", ignore_existing=True),
+        commands.CreatePool("default", "b", "a"),
+        commands.MovePool("default", "b", "<Root>", "c"),
+        commands.TransferPoolResources("default", "a", "c", {"strong_guarantee_resources": {"cpu": 2}}),
+        commands.MovePool("default", "c", "a", "c"),
+        commands.RemovePool("default", "a", recursive=True),
         start(title="nightly"),
     ):
         await scheduler.execute(command, ROOT)
@@ -148,10 +136,10 @@ async def test_what_is_said_of_each_command(scheduler: Scheduler) -> None:
 
 async def test_a_pool_finds_what_happens_below_it_and_where_it_was(scheduler: Scheduler) -> None:
     for command in (
-        CreatePool("default", "a"),
-        CreatePool("default", "b", "a"),
-        CreatePool("default", "other"),
-        MovePool("default", "b", "other", "c"),
+        commands.CreatePool("default", "a"),
+        commands.CreatePool("default", "b", "a"),
+        commands.CreatePool("default", "other"),
+        commands.MovePool("default", "b", "other", "c"),
         start(pool="c"),
     ):
         await scheduler.execute(command, ROOT)
@@ -172,7 +160,7 @@ async def test_no_secret_of_a_specification_is_told(scheduler: Scheduler, capsys
     }  # fmt: skip
     spec = {"pool": "p", "tasks": {"t": task}, "note": MARKER, "title": "shown"}
     await scheduler.execute(StartOperation(spec), ROOT)
-    closed = ChangeTree("default", (Edit(("acl_required",), True),))
+    closed = commands.ChangeTree("default", (Edit(("acl_required",), True),))
     await scheduler.execute(closed, ROOT)
     await refusal(scheduler, StartOperation({**spec, "pool": "q", "secure_vault": {"a": MARKER}}))
     operation = next(iter(scheduler.state.operations))
@@ -186,13 +174,10 @@ async def test_no_secret_of_a_specification_is_told(scheduler: Scheduler, capsys
     assert MARKER not in str(capsys.readouterr())
 
 
-# --- refusals
-
-
 async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(
     scheduler: Scheduler, store: Watched
 ) -> None:
-    await scheduler.execute(CreatePool("default", "a"), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "a"), ROOT)
     error = await refusal(scheduler, set_weight("a", 2))
     assert error.code == ACCESS_DENIED
     assert error.is_recorded
@@ -208,7 +193,7 @@ async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(
 
 async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(scheduler: Scheduler) -> None:
     for number in range(150):
-        await scheduler.execute(CreatePool("default", f"p{number}"), ROOT)
+        await scheduler.execute(commands.CreatePool("default", f"p{number}"), ROOT)
     for number in range(150):
         await refusal(scheduler, set_weight(f"p{number}", 2))
     assert len(await find(scheduler, "user:alice")) == 100
@@ -225,9 +210,6 @@ async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(
     scheduler.clock.at += 61.0
     await scheduler.update_all()
     assert (await find(scheduler, "user:alice"))[-1].count == 2
-
-
-# --- nodes
 
 
 async def test_the_life_of_a_node(scheduler: Scheduler, store: Watched) -> None:
@@ -280,9 +262,6 @@ async def test_a_node_that_may_not_register_is_told_once(scheduler: Scheduler) -
     assert "is alive, with another agent" in event.refused
 
 
-# --- operations and jobs
-
-
 async def test_a_failed_operation_is_told_in_the_write_of_its_end(scheduler: Scheduler, store: Watched) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=1, max_failed_job_count=1), User("ann", admin=True))
     node.finish(next(iter(node.jobs)), "failed")
@@ -298,7 +277,7 @@ async def test_a_failed_operation_is_told_in_the_write_of_its_end(scheduler: Sch
 async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=4), ROOT, cpu=4.0)
     assert len(node.jobs) == 4
-    await scheduler.execute(CreatePool("default", "p", attributes={"resource_limits": {"cpu": 1}}), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "p", attributes={"resource_limits": {"cpu": 1}}), ROOT)
     scheduler.clock.at += 6.0
     await scheduler.update_all()
     await node.beat()
@@ -353,13 +332,10 @@ async def test_what_the_store_refuses_waits_for_the_next_period(scheduler: Sched
     assert [event.kind for event in await find(scheduler, "node:n1")] == ["node_registered", "node_silent"]
 
 
-# --- undo
-
-
 async def test_a_change_is_taken_back_and_the_undo_too(scheduler: Scheduler, store: Watched) -> None:
-    await scheduler.execute(CreatePool("default", "a", attributes={"weight": 1}), ROOT)
-    await scheduler.execute(CreatePool("default", "b", "a"), ROOT)
-    await scheduler.execute(RemovePool("default", "a", recursive=True), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "a", attributes={"weight": 1}), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "b", "a"), ROOT)
+    await scheduler.execute(commands.RemovePool("default", "a", recursive=True), ROOT)
     removal = await number_of_last(scheduler, "audit")
     await scheduler.execute(UndoChange(removal), ROOT, plan="seen")
     pools = scheduler.state.config.trees["default"].pools
@@ -377,10 +353,10 @@ async def test_a_change_is_taken_back_and_the_undo_too(scheduler: Scheduler, sto
 
 
 async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Scheduler) -> None:
-    await scheduler.execute(CreatePool("default", "a"), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "a"), ROOT)
     await scheduler.execute(set_weight("a", 2), ROOT)
     number = await number_of_last(scheduler, "audit")
-    await scheduler.execute(CreatePool("default", "b"), ROOT)
+    await scheduler.execute(commands.CreatePool("default", "b"), ROOT)
     await scheduler.execute(set_weight("a", 3), User("ann", admin=True))
     later = await number_of_last(scheduler, "audit")
     error = await refusal(scheduler, UndoChange(number), ROOT)
@@ -388,10 +364,10 @@ async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Schedule
         f'change {number} cannot be undone: pool "a" in tree "default": weight is 3.0 now, not 2.0 as that '
         f'change left it; since then ann changed pool "a": weight 2.0 -> 3.0 (change {later})'
     )
-    await scheduler.execute(MovePool("default", "a", "<Root>", "z"), ROOT)
+    await scheduler.execute(commands.MovePool("default", "a", "<Root>", "z"), ROOT)
     assert f'"a" -> "z" (change {later + 1})' in str(await refusal(scheduler, UndoChange(number), ROOT))
     # What has nothing to do with it is no hindrance.
-    await scheduler.execute(MovePool("default", "z", "<Root>", "a"), ROOT)
+    await scheduler.execute(commands.MovePool("default", "z", "<Root>", "a"), ROOT)
     await scheduler.execute(UndoChange(later), ROOT)
     await scheduler.execute(UndoChange(number), ROOT)
     assert not scheduler.state.config.trees["default"].pools["a"].attributes

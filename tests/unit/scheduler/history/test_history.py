@@ -9,24 +9,8 @@ import pytest
 from history_ticks import row
 from scheduler_world import World
 
+from cpumond.scheduler.history import model
 from cpumond.scheduler.history.collector import WATCHED_TICKS, Collector
-from cpumond.scheduler.history.model import (
-    ARM,
-    COLUMNS,
-    COVERED_KEY,
-    JOB,
-    KINDS,
-    NODE,
-    OPERATION,
-    POOL,
-    USER,
-    Amounts,
-    Key,
-    PeriodTotals,
-    Points,
-    Tick,
-    kind_number,
-)
 from cpumond.scheduler.history.report import make_report
 from cpumond.scheduler.history.series import combine, make_view, mean_of_parts, merge_columns, split, top_operations
 from cpumond.scheduler.model import ROOT_POOL, CommandError, JobRecord
@@ -50,23 +34,23 @@ class Watch:
         self.collector = Collector(self.world.now, max_series)
         self.world.state.ended_elements = type(self.world.state.ended_elements)(maxlen=1000)
 
-    def tick(self, interval_s: float = 10.0) -> Tick:
+    def tick(self, interval_s: float = 10.0) -> model.Tick:
         self.world.now = max(self.collector.previous_at + interval_s, self.world.now)
         tick = self.collector.collect(self.world.state, self.world.now)
         assert tick is not None
         return tick
 
-    def points(self, tick: Tick) -> dict[Key, dict[str, float]]:
+    def points(self, tick: model.Tick) -> dict[model.Key, dict[str, float]]:
         found = {}
-        for kind, name in enumerate(KINDS):
-            width = len(COLUMNS[name])
+        for kind, name in enumerate(model.KINDS):
+            width = len(model.COLUMNS[name])
             for number, series in enumerate(tick.names[kind]):
                 values = tick.values[kind][number * width : (number + 1) * width]
-                assert Key(kind, *series) not in found
-                found[Key(kind, *series)] = dict(zip(COLUMNS[name], values, strict=True))
+                assert model.Key(kind, *series) not in found
+                found[model.Key(kind, *series)] = dict(zip(model.COLUMNS[name], values, strict=True))
         return found
 
-    def look(self, interval_s: float = 10.0) -> dict[Key, dict[str, float]]:
+    def look(self, interval_s: float = 10.0) -> dict[model.Key, dict[str, float]]:
         return self.points(self.tick(interval_s))
 
     def run_one(self, pool: str = "b", **spec: Any) -> tuple[str, str]:
@@ -87,12 +71,12 @@ def watch() -> Watch:
     return Watch()
 
 
-def pool(name: str) -> Key:
-    return Key(POOL, "default", name)
+def pool(name: str) -> model.Key:
+    return model.Key(model.POOL, "default", name)
 
 
-def operation_key(name: str) -> Key:
-    return Key(OPERATION, "default", name)
+def operation_key(name: str) -> model.Key:
+    return model.Key(model.OPERATION, "default", name)
 
 
 # --- counters
@@ -142,11 +126,11 @@ def test_a_tick_has_all_kinds(watch):
     found = watch.look()
     assert set(found) == {
         *(pool(name) for name in (ROOT_POOL, "a", "b")),
-        Key(NODE, "", "n1"),
+        model.Key(model.NODE, "", "n1"),
         operation_key(operation),
-        Key(JOB, "", job),
+        model.Key(model.JOB, "", job),
     }
-    shown = found[Key(JOB, "", job)]
+    shown = found[model.Key(model.JOB, "", job)]
     assert math.isnan(shown.pop("throttled_ratio"))
     assert shown == {
         "cpu_limit_cores": 2.0,
@@ -157,7 +141,7 @@ def test_a_tick_has_all_kinds(watch):
         "votes_sum": -3.0,
     }
     node = watch.world.state.nodes["n1"]
-    assert found[Key(NODE, "", "n1")] == {
+    assert found[model.Key(model.NODE, "", "n1")] == {
         "capacity_cores": node.capacity[1],
         "ordered_cores": 2.0,
         "limit_cores": 1.5,
@@ -270,7 +254,7 @@ def test_pools_come_first_when_there_is_no_room(watch):
     watch.run_one()
     watch.begin(max_series=4)
     found = watch.look()
-    assert [key.kind for key in found] == [POOL, POOL, POOL, NODE]
+    assert [key.kind for key in found] == [model.POOL, model.POOL, model.POOL, model.NODE]
     assert found.keys() >= {pool(ROOT_POOL)}
     assert (watch.collector.series, watch.collector.left_out) == (4, 2)
 
@@ -280,10 +264,11 @@ def test_a_tick_says_how_many_operations_found_no_room(watch):
         watch.run_one()
     watch.begin(max_series=5)
     tick = watch.tick()
-    assert (len(tick.names[OPERATION]), tick.left_out, watch.collector.left_out) == (1, 2, 5)
+    assert (len(tick.names[model.OPERATION]), tick.left_out, watch.collector.left_out) == (1, 2, 5)
     watch.collector.max_series = 8
     tick = watch.tick()
-    assert (len(tick.names[OPERATION]), len(tick.names[JOB]), tick.left_out, watch.collector.left_out) == (3, 1, 0, 2)
+    sizes = len(tick.names[model.OPERATION]), len(tick.names[model.JOB])
+    assert (*sizes, tick.left_out, watch.collector.left_out) == (3, 1, 0, 2)
 
 
 def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
@@ -291,12 +276,12 @@ def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
         watch.run_one()
     operation, job = watch.run_one()
     watch.begin(max_series=9)
-    assert len(watch.tick().names[JOB]) == 1
+    assert len(watch.tick().names[model.JOB]) == 1
     watch.report(job, cpu_seconds=100.0)
     watch.world.complete(operation)
     tick = watch.tick()
     assert watch.points(tick)[operation_key(operation)]["used_cores"] == 10.0
-    assert (len(tick.names[JOB]), tick.left_out) == (1, 0)
+    assert (len(tick.names[model.JOB]), tick.left_out) == (1, 0)
 
 
 def test_what_was_left_out_comes_in_with_the_rate_of_its_interval(watch):
@@ -337,16 +322,16 @@ def test_a_tick_adds_pools_and_users_to_its_day_also_without_series(watch):
     watch.report(other, ordered_cpu_seconds=20.0)
     watch.report(job, cpu_seconds=30.0, current_cpu_limit=1.5)
     totals = watch.tick(10.0).totals
-    assert totals[COVERED_KEY] == Amounts(seconds=10.0, points=1)
-    ann, bob = (totals[Key(USER, "default", name)] for name in ("ann", "bob"))
+    assert totals[model.COVERED_KEY] == model.Amounts(seconds=10.0, points=1)
+    ann, bob = (totals[model.Key(model.USER, "default", name)] for name in ("ann", "bob"))
     assert (ann.used, ann.limit, ann.peak, ann.points, bob.ordered) == (30.0, 15.0, 1.5, 1, 20.0)
     assert (totals[pool("b")].used, totals[pool("a")].used, totals[pool(ROOT_POOL)].used) == (30.0, 30.0, 30.0)
     assert (totals[pool("b")].ordered, totals[pool("a")].ordered) == (0.0, 20.0)
     watch.report(job, cpu_seconds=35.0)
     watch.world.complete(first)
-    assert watch.tick(10.0).totals[Key(USER, "default", "ann")].used == 5.0, "also where it has ended since"
+    assert watch.tick(10.0).totals[model.Key(model.USER, "default", "ann")].used == 5.0, "also where it has ended since"
     later = watch.tick(10.0).totals
-    assert set(later) == {COVERED_KEY, Key(USER, "default", "bob"), pool(ROOT_POOL), pool("a")}
+    assert set(later) == {model.COVERED_KEY, model.Key(model.USER, "default", "bob"), pool(ROOT_POOL), pool("a")}
 
 
 def test_what_preemptions_lost_is_in_the_totals_once(watch):
@@ -370,25 +355,27 @@ def test_neighbours_of_one_bucket_go_together():
 
 
 def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
-    points = Points(
+    points = model.Points(
         array("d", (1e6 + 10.0 * number for number in range(1, 1001))),
         array("d", [10.0] * 1000),
-        [array("f", [1.0] * 1000) for _ in COLUMNS["operation"]],
+        [array("f", [1.0] * 1000) for _ in model.COLUMNS["operation"]],
     )
     view = make_view(operation_key("o"), points, 0.0, 2e6, 100, 10.0)
     assert (len(view.times), set(view.intervals), view.times[-1]) == (100, {100.0}, 1e6 + 10_000.0)
 
 
 def test_an_operation_of_two_trees_has_added_cores_and_its_largest_share():
-    def points(ends: list[float], **columns: float) -> Points:
-        values = row(OPERATION, **columns)
-        return Points(array("d", ends), array("d", [10.0] * len(ends)), [array("f", [v] * len(ends)) for v in values])
+    def points(ends: list[float], **columns: float) -> model.Points:
+        values = row(model.OPERATION, **columns)
+        return model.Points(
+            array("d", ends), array("d", [10.0] * len(ends)), [array("f", [v] * len(ends)) for v in values]
+        )
 
     both = combine(
         [points([10.0, 20.0], used_cores=1.0, usage_ratio=0.5), points([20.0, 30.0], used_cores=2.0, usage_ratio=0.25)],
-        OPERATION,
+        model.OPERATION,
     )
-    shown = make_view(Key(OPERATION, "", "o"), both, 0.0, 30.0, 10, 10.0)
+    shown = make_view(model.Key(model.OPERATION, "", "o"), both, 0.0, 30.0, 10, 10.0)
     assert shown.times == [10.0, 20.0, 30.0]
     assert shown.columns["used_cores"] == [1.0, 3.0, 2.0]
     assert shown.columns["usage_ratio"] == [0.5, 0.5, 0.25]
@@ -400,10 +387,10 @@ def test_an_operation_of_two_trees_has_added_cores_and_its_largest_share():
 def test_a_report_names_what_the_state_knows(watch):
     watch.world.create_pool("c", "b")
     operation, _ = watch.run_one("b", title="nightly", user="ann")
-    hour = Amounts(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, points=10, peak=2.0)
+    hour = model.Amounts(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, points=10, peak=2.0)
     totals = {pool(name): hour for name in (ROOT_POOL, "gone", "c", "b", "a")}
     totals |= {operation_key(operation): hour, operation_key("forgotten"): hour}
-    found = PeriodTotals(totals, 3000.0, 5, {"default": 3})
+    found = model.PeriodTotals(totals, 3000.0, 5, {"default": 3})
     report = make_report(watch.world.state, found, 0.0, 3600.0, 10.0, None)
     (tree,) = report.trees
     assert (report.since, report.until, report.covered_s, report.period_s) == (0.0, 3600.0, 3000.0, 10.0)
@@ -421,41 +408,46 @@ def test_a_report_names_what_the_state_knows(watch):
 
 def test_a_report_of_days_has_users_by_request_and_the_lost_hours(watch):
     users = {"ann": 1.0, "bob": 3.0, "eve": 2.0}
-    totals = {Key(USER, "default", name): Amounts(ordered=3600.0 * each) for name, each in users.items()}
-    totals |= {pool("a"): Amounts(lost=7200.0), Key(ARM, "default", "control"): Amounts(ordered=1.0)}
-    [tree] = make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1e6, 60.0, None).trees
+    totals = {
+        model.Key(model.USER, "default", name): model.Amounts(ordered=3600.0 * each) for name, each in users.items()
+    }
+    totals |= {
+        pool("a"): model.Amounts(lost=7200.0),
+        model.Key(model.ARM, "default", "control"): model.Amounts(ordered=1.0),
+    }
+    [tree] = make_report(watch.world.state, model.PeriodTotals(totals, 1.0), 0.0, 1e6, 60.0, None).trees
     assert [(row.name, row.ordered) for row in tree.users] == [("bob", 3.0), ("eve", 2.0), ("ann", 1.0)]
     assert [(row.name, row.lost) for row in tree.pools] == [("a", 2.0)]
     assert tree.operations == []
 
 
 def test_a_report_has_finished_and_removed_objects_and_no_unknown_ones(watch):
-    def report(totals: dict[Key, Amounts], tree: str | None = None) -> Any:
-        return make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, tree).trees
+    def report(totals: dict[model.Key, model.Amounts], tree: str | None = None) -> Any:
+        return make_report(watch.world.state, model.PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, tree).trees
 
     operation, _ = watch.run_one(title="t")
     watch.world.complete(operation)
-    [shown] = report({operation_key(operation): Amounts(points=1)}, "default")[0].operations
+    [shown] = report({operation_key(operation): model.Amounts(points=1)}, "default")[0].operations
     assert (shown.title, shown.state) == ("t", "completed")
-    found = report({Key(POOL, "old", ROOT_POOL): Amounts(used=3600.0)})
+    found = report({model.Key(model.POOL, "old", ROOT_POOL): model.Amounts(used=3600.0)})
     assert [(each.tree, each.total.used) for each in found] == [("default", 0.0), ("old", 1.0)]
     assert report({}, "other") == []
 
 
 def test_the_operations_that_ordered_most_are_kept():
-    totals = {operation_key(str(number)): Amounts(ordered=float(number)) for number in range(10)}
-    kept, left_out = top_operations({pool("p"): Amounts(), **totals}, 3)
+    totals = {operation_key(str(number)): model.Amounts(ordered=float(number)) for number in range(10)}
+    kept, left_out = top_operations({pool("p"): model.Amounts(), **totals}, 3)
     assert [key.name for key in kept] == ["p", "9", "8", "7"]
     assert left_out == {"default": 7}
 
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(CommandError, match='kind "x" is unknown: use one of pool, node, operation, job'):
-        kind_number("x")
+        model.kind_number("x")
 
 
 def test_a_part_of_a_trend_is_the_mean_of_its_points_weighed_by_their_time():
-    points = Points(
+    points = model.Points(
         array("d", [10.0, 25.0, 50.0, 100.0]),
         array("d", [10.0, 15.0, 25.0, 5.0]),
         [array("f", [1.0, 2.0, math.nan, 7.0])],

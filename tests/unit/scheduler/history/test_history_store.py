@@ -192,9 +192,6 @@ def test_a_tick_that_is_larger_than_the_whole_file_stays_in_memory(path):
     assert os.path.getsize(path) <= MIB
 
 
-# --- totals of days
-
-
 def used_by_day(store: HistoryStore, until: float, *keys: Key) -> list[list[float]]:
     return [[day.get(key, Amounts()).used for key in keys] for day in store.read_days(keys, 0.0, until)]
 
@@ -317,9 +314,6 @@ def test_what_an_earlier_version_stored_is_summed_up_by_day(path):
     fill(store, tape, 40)
     assert store.file.errors == 0
     assert len(store.read(P, 12 * DAY_S, tape.at, 100).times) == 40
-
-
-# --- a file that cannot be used
 
 
 def test_the_file_is_the_users_own(path):

@@ -9,20 +9,11 @@ import pytest
 from scheduler_world import PlayedNode, World
 
 from cpumond.core.wire import AgentAbout
+from cpumond.scheduler.history import savings
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.extras import split_orders
 from cpumond.scheduler.history.model import DAY_S, HOUR_S
 from cpumond.scheduler.history.report import list_pools
-from cpumond.scheduler.history.savings import (
-    DaySums,
-    SavingsView,
-    at_price,
-    compare,
-    list_arms,
-    list_weeks,
-    make_savings,
-    student_95,
-)
 from cpumond.scheduler.history.store import HistoryStore
 
 
@@ -43,17 +34,17 @@ def test_the_part_beyond_what_fits(orders: list[float], capacity: float, parts: 
 def test_weeks_begin_on_monday() -> None:
     wednesday, tuesday = datetime(2026, 3, 4, 12, tzinfo=UTC), datetime(2026, 3, 10, 6, tzinfo=UTC)
     monday = datetime(2026, 3, 9, tzinfo=UTC)
-    first, second = list_weeks(wednesday.timestamp(), tuesday.timestamp())
+    first, second = savings.list_weeks(wednesday.timestamp(), tuesday.timestamp())
     assert first == (wednesday.timestamp(), monday.timestamp())
     assert second == (monday.timestamp(), tuesday.timestamp())
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (4, 2.7764), (10, 2.2281), (11, 2.2010), (31, 2.0395)])
 def test_students_quantile(freedom: int, quantile: float) -> None:
-    assert student_95(freedom) == pytest.approx(quantile, abs=0.01)
+    assert savings.student_95(freedom) == pytest.approx(quantile, abs=0.01)
 
 
-def draw_days(seed: int, effect: float) -> list[DaySums]:
+def draw_days(seed: int, effect: float) -> list[savings.DaySums]:
     """Operations of very different sizes, whose jobs are alike; what lowering does differs from day to day."""
     rng = random.Random(seed)
     days = []
@@ -67,12 +58,12 @@ def draw_days(seed: int, effect: float) -> list[DaySums]:
                 ratio = usual * rng.lognormvariate(0.0, 0.5) + (0.0 if is_control else its_effect)
                 sums[0 if is_control else 2] += ratio * ordered
                 sums[1 if is_control else 3] += ordered
-        days.append(DaySums(*sums))
+        days.append(savings.DaySums(*sums))
     return days
 
 
 def covers(seed: int, effect: float) -> bool:
-    found = compare(draw_days(seed, effect))
+    found = savings.compare(draw_days(seed, effect))
     assert found.low is not None
     assert found.high is not None
     assert found.high - found.low < 0.02 + effect  # it is of use, too
@@ -85,18 +76,22 @@ def test_the_interval_covers_the_truth(effect: float) -> None:
 
 
 def test_the_interval_is_around_the_difference_of_all_days() -> None:
-    days = [DaySums(3.0, 10.0, 5.0, 10.0), DaySums(3.2, 10.0, 5.4, 10.0), DaySums(2.8, 10.0, 4.6, 10.0)]
-    found = compare(days)
+    days = [
+        savings.DaySums(3.0, 10.0, 5.0, 10.0),
+        savings.DaySums(3.2, 10.0, 5.4, 10.0),
+        savings.DaySums(2.8, 10.0, 4.6, 10.0),
+    ]
+    found = savings.compare(days)
     # Nothing is cut off: Student's interval of the mean of the differences 0.2, 0.22 and 0.18.
     reach = 4.303 * 0.02 / math.sqrt(3.0)
     assert (found.low, found.high) == pytest.approx((0.2 - reach, 0.2 + reach))
-    alone = DaySums(0.0, 0.0, 90.0, 100.0)
-    found = compare([*days, alone])
+    alone = savings.DaySums(0.0, 0.0, 90.0, 100.0)
+    found = savings.compare([*days, alone])
     assert (found.control, found.others) == pytest.approx((0.3, 105.0 / 130.0))
     assert found.low is not None
     assert found.high is not None
     assert found.low <= found.others - found.control <= found.high
-    found = compare([days[0], alone])
+    found = savings.compare([days[0], alone])
     assert (found.low, found.high) == (None, None)
 
 
@@ -117,12 +112,12 @@ class Site:
         assert tick is not None
         self.store.add(tick)
 
-    def savings(self, price: float = 0.0) -> SavingsView:
+    def view(self, price: float = 0.0) -> savings.SavingsView:
         times = (0.0, self.world.now)
         weeks = [(times, self.store.sum_days(*times))]
-        days = self.store.read_days(list_arms(weeks), *times)
+        days = self.store.read_days(savings.list_arms(weeks), *times)
         known = {name: list(list_pools(tree)) for name, tree in self.world.state.trees.items()}
-        return make_savings(known, weeks, days, None, price, "EUR")
+        return savings.make_savings(known, weeks, days, None, price, "EUR")
 
 
 @pytest.fixture
@@ -151,7 +146,7 @@ def test_use_beyond_the_requests_is_counted_for_its_pool_and_those_above(site: S
     world.start("late", cpu=1.0)
     site.step()
     use(site, node, 360)
-    [tree] = site.savings(price=2.0).trees
+    [tree] = site.view(price=2.0).trees
     rows = {row.name: row for row in tree.total}
     assert set(rows) == {"<Root>", "team", "late"}
     for row in rows.values():
@@ -160,7 +155,7 @@ def test_use_beyond_the_requests_is_counted_for_its_pool_and_those_above(site: S
         assert row.money == pytest.approx(2.0 * row.gain)
     assert (rows["late"].parent, rows["team"].parent) == ("team", "<Root>")
     assert tree.comparison is None
-    assert at_price(site.savings(), 3.0).trees[0].total[0].money == pytest.approx(3.0 * rows["late"].gain)
+    assert savings.at_price(site.view(), 3.0).trees[0].total[0].money == pytest.approx(3.0 * rows["late"].gain)
 
 
 def run_beyond_orders(site: Site) -> tuple[PlayedNode, str]:
@@ -180,14 +175,14 @@ def run_beyond_orders(site: Site) -> tuple[PlayedNode, str]:
 def test_a_scheduler_that_takes_over_does_not_count_what_was_before(site: Site) -> None:
     node, _ = run_beyond_orders(site)
     use(site, node, 360)
-    before = site.savings().trees[0].total[0]
+    before = site.view().trees[0].total[0]
     assert (before.extra_used, before.extra_jobs) == (pytest.approx(0.5, rel=0.02), 1.0)
     site.world.restart()
     site.collector = Collector(site.world.now, 1000)
     site.world.now += 10.0
     site.take()  # before the node has told anything
     use(site, node, 36)
-    after = site.savings().trees[0].total[0]
+    after = site.view().trees[0].total[0]
     assert after.extra_used == pytest.approx(1.1 * before.extra_used, rel=0.02)
     assert after.extra_ordered == pytest.approx(1.1 * before.extra_ordered, rel=0.02)
     assert after.extra_jobs == 1.0
@@ -196,11 +191,11 @@ def test_a_scheduler_that_takes_over_does_not_count_what_was_before(site: Site) 
 def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(site: Site) -> None:
     node, extra = run_beyond_orders(site)
     use(site, node, 36)
-    before = site.savings().trees[0].total[0]
+    before = site.view().trees[0].total[0]
     node.jobs[extra].ordered_cpu_seconds = 0.0
     site.step()
     use(site, node, 36)
-    after = site.savings().trees[0].total[0]
+    after = site.view().trees[0].total[0]
     assert after.extra_ordered == pytest.approx(2.0 * before.extra_ordered, rel=0.05)
 
 
@@ -224,12 +219,12 @@ def test_orders_of_others_leave_less_that_fits(site: Site) -> None:
     operation = site.world.start("team", cpu=1.0)
     site.step()
     [job] = site.world.jobs_of(operation)
-    assert site.savings().trees[0].total[0].extra_jobs == 0.0
+    assert site.view().trees[0].total[0].extra_jobs == 0.0
     node.has(1.0, "another")
     site.step()
     site.step()
     assert job.is_active
-    assert site.savings().trees[0].total[0].extra_jobs == 1.0
+    assert site.view().trees[0].total[0].extra_jobs == 1.0
 
 
 def test_a_job_that_ended_before_its_mode_was_known_is_in_neither_group(site: Site) -> None:
@@ -265,7 +260,7 @@ def test_jobs_of_the_control_group_are_compared_with_others_of_their_hosts(site:
                 played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0
                 played.throttled_cpu_seconds = (played.throttled_cpu_seconds or 0.0) + held_back
         site.step()
-    [tree] = site.savings().trees
+    [tree] = site.view().trees
     found = tree.comparison
     assert found is not None
     # One of the two nodes has a control group: what runs on the other is in neither arm.

@@ -107,9 +107,6 @@ def test_other_sockets_have_no_such_peer() -> None:
         assert find_peer_uid(alone) is None
 
 
-# ---- which account that is
-
-
 def find(uid: int | None) -> User | str:
     return asyncio.run(Accounts().find(uid))
 

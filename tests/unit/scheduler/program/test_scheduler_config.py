@@ -34,9 +34,6 @@ def refused(text: str) -> str:
     return message
 
 
-# ---- values
-
-
 def test_bare_numbers_are_milliseconds_and_keys_may_have_hyphens() -> None:
     config = load(
         'fair-share-update-period = 250\nnode_heartbeat_timeout = "1m30s"\nwaiting-job-timeout = 0\n'
@@ -140,9 +137,6 @@ def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once() -> None:
     assert [sentence.split(": ")[1] for sentence in told] == keys
 
 
-# ---- files
-
-
 def test_drop_ins_are_merged_in_order_of_their_names(tmp_path: Path) -> None:
     main = tmp_path / "scheduler.toml"
     main.write_text('cluster_name = "main"\n[api]\nmax_depth = 10\nmax_body = 2048\n')
@@ -159,8 +153,6 @@ def test_drop_ins_are_merged_in_order_of_their_names(tmp_path: Path) -> None:
     assert config.api == Api(max_depth=20, max_body=2048)
     assert config.path == str(main)
 
-
-# ---- the shipped file
 
 SHIPPED = Path(__file__).parents[4] / "config" / "scheduler.toml"
 

@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from cpumond.scheduler.rights.entries import (
-    Access,
-    AccessEntry,
-    Permission,
-    StandingEntry,
-    Verdict,
-    judge,
-    list_administrators,
-)
+from cpumond.scheduler.rights import entries
 from cpumond.scheduler.rights.users import User
 
 ANN = User("ann", groups=frozenset({"ml"}))
@@ -20,20 +12,21 @@ LOCAL = User("ann", needs_entry=True)
 ADMIN = User("root", admin=True)
 
 
-def allow(*permissions: Permission, to: tuple[str, ...] = ("ann",)) -> AccessEntry:
-    return AccessEntry("allow", to, permissions)
+def allow(*permissions: entries.Permission, to: tuple[str, ...] = ("ann",)) -> entries.AccessEntry:
+    return entries.AccessEntry("allow", to, permissions)
 
 
-def deny(*permissions: Permission, to: tuple[str, ...] = ("ann",)) -> AccessEntry:
-    return AccessEntry("deny", to, permissions)
+def deny(*permissions: entries.Permission, to: tuple[str, ...] = ("ann",)) -> entries.AccessEntry:
+    return entries.AccessEntry("deny", to, permissions)
 
 
-def access(*entries: AccessEntry, closed_by: str = 'pool "p" has one', **more: Any) -> Access:
-    standing = tuple(StandingEntry(entry, 'pool "p"') for entry in entries)
-    return Access('pool "p"', standing, not closed_by, closed_by, **more)
+def access(*listed: entries.AccessEntry, closed_by: str = 'pool "p" has one', **more: Any) -> entries.Access:
+    standing = tuple(entries.StandingEntry(entry, 'pool "p"') for entry in listed)
+    return entries.Access('pool "p"', standing, not closed_by, closed_by, **more)
 
 
 OWNED = {"owner": "ann", "owned": frozenset({"manage"})}
+INHERITED = entries.StandingEntry(allow("write", to=("bob", "ml")), 'pool "research"', 'pool "nlp"')
 LIST = 'the access list of pool "p"'
 
 
@@ -56,18 +49,19 @@ LIST = 'the access list of pool "p"'
         (ANN, "use", access(**OWNED), (False, 'no access list allows use to ann, and pool "p" has one')),
         (User(""), "write", access(allow("write", to=("owner",))),
          (False, 'no access list allows write to , and pool "p" has one')),
-        (ANN, "write", Access('pool "nlp"', (StandingEntry(allow("write", to=("bob", "ml")), 'pool "research"',
-                                                           'pool "nlp"'),), False, "x"),
+        (ANN, "write", entries.Access('pool "nlp"', (INHERITED,), False, "x"),
          (True, 'the access list of pool "research" allows write to group ml, inherited by pool "nlp"')),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_12_2_a_verdict_says_why(user: User, permission: Permission, seen: Access, verdict: tuple[bool, str]) -> None:
+def test_12_2_a_verdict_says_why(
+    user: User, permission: entries.Permission, seen: entries.Access, verdict: tuple[bool, str]
+) -> None:
     """What is allowed where follows from the text, too: tests/property/test_rights_laws.py."""
-    assert judge(user, permission, seen) == Verdict(*verdict)
+    assert entries.judge(user, permission, seen) == entries.Verdict(*verdict)
 
 
 def test_who_administers_an_object_is_told():
-    entries = allow("administer", to=("lead", "owner")), allow("write", to=("x",)), deny("administer", to=("y",))
-    assert list_administrators(access(*entries, owner="bob")) == ["lead", "bob"]
-    assert list_administrators(access(*entries)) == ["lead"]
+    listed = allow("administer", to=("lead", "owner")), allow("write", to=("x",)), deny("administer", to=("y",))
+    assert entries.list_administrators(access(*listed, owner="bob")) == ["lead", "bob"]
+    assert entries.list_administrators(access(*listed)) == ["lead"]

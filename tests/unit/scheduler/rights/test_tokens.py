@@ -39,9 +39,6 @@ def find(tokens: Tokens, token: str) -> User:
     return replace(user, token_id="")
 
 
-# ---- who it is
-
-
 def test_users_of_a_file(tmp_path: Path) -> None:
     path = write(
         tmp_path / "tokens",
@@ -100,9 +97,6 @@ def test_a_nodes_token_is_good_for_the_ids_that_its_pattern_matches(
     assert user == User("rack1", node=True, pattern=pattern)
     assert [node_id for node_id in [*fits, *others] if user.may_be(node_id)] == fits
     assert user.is_bound == is_bound
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,6 @@ async def begin(work: Any) -> asyncio.Task[Any]:
     return task
 
 
-# --- questions that wait
-
-
 async def test_a_request_is_repeated_until_the_log_is_there(questions):
     reading = await begin(questions.ask("n1", wanted("j1", "stderr", 100)))
     (request,) = questions.questions_for("n1")
@@ -123,9 +120,6 @@ async def test_requests_are_bounded_per_answer_and_node_and_in_all(questions, mo
     assert len(questions) == 0
 
 
-# --- the scheduler
-
-
 async def with_a_job(store: Watched, told: bool = True) -> tuple[Scheduler, ServedNode, str, str]:
     """A scheduler and a node with one job, which was ordered and, if ``told``, reported; operation and job."""
     scheduler = make_scheduler(store)
@@ -207,9 +201,6 @@ async def test_a_node_that_does_not_answer_is_named_with_its_silence(store, what
     told = f"node n1 did not send the {thing} within 0 s: is its agent running? Its last heartbeat was 8 s ago"
     assert (str(error), error.code) == (told + more, TIMEOUT)
     assert (await node.beat()).requests == []
-
-
-# --- requests to a job's node
 
 
 async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):

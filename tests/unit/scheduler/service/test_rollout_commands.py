@@ -8,15 +8,7 @@ from test_rollout_watch import ABOUT, Fleet
 
 from cpumond.core.levels import LEVELS, SAFE, is_above, lowest
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.settings.rollout import (
-    AdvanceStage,
-    Budget,
-    RemoveStage,
-    SetStage,
-    StopStage,
-    make_stage,
-    plan_stage,
-)
+from cpumond.scheduler.settings import rollout
 from cpumond.scheduler.state.stages import list_hosts
 
 FILTERS = ("%true", "a", "b", "a & !b")
@@ -25,11 +17,12 @@ HOST = st.tuples(
     st.booleans() | st.just(True),
 )  # fmt: skip
 SET = st.builds(
-    SetStage, nodes_filter=st.sampled_from(FILTERS), level=st.sampled_from(LEVELS[1:]),
+    rollout.SetStage, nodes_filter=st.sampled_from(FILTERS), level=st.sampled_from(LEVELS[1:]),
     canary_ratio=st.sampled_from([0.1, 0.5, 1.0]),
 )  # fmt: skip
 OTHER = st.builds(
-    lambda kind, name: kind(nodes_filter=name), st.sampled_from([AdvanceStage, StopStage, RemoveStage]),
+    lambda kind, name: kind(nodes_filter=name),
+    st.sampled_from([rollout.AdvanceStage, rollout.StopStage, rollout.RemoveStage]),
     st.sampled_from(FILTERS),
 )  # fmt: skip
 CHANGE = st.tuples(st.sampled_from(["tags", "bound", "may", "silent", "unknown"]), st.integers(0, 5), HOST)
@@ -99,9 +92,9 @@ def find_effect(node, level):
         ({"a"}, "up-only", True, True),
     ],
     [
-        SetStage(nodes_filter="%true", level="guarantee", canary_ratio=1.0),
-        SetStage(nodes_filter="a", level="weight", canary_ratio=0.5),
-        StopStage(nodes_filter="%true"),
+        rollout.SetStage(nodes_filter="%true", level="guarantee", canary_ratio=1.0),
+        rollout.SetStage(nodes_filter="a", level="weight", canary_ratio=0.5),
+        rollout.StopStage(nodes_filter="%true"),
     ],
 )
 @given(st.lists(HOST, min_size=1, max_size=6), STEPS)
@@ -115,9 +108,9 @@ def test_no_host_does_more_without_a_canary_or_a_sentence(hosts, steps):
             continue
         name, told, did = step.nodes_filter, played.told(), played.does()
         before, plan = state.stages.get(name), None
-        if isinstance(step, SetStage):
+        if isinstance(step, rollout.SetStage):
             found = list_hosts(state, name)
-            plan = plan_stage(make_stage(step, before, found, "u", 0.0), found)
+            plan = rollout.plan_stage(rollout.make_stage(step, before, found, "u", 0.0), found)
         try:
             done = played.world.do(step)
         except CommandError:
@@ -130,7 +123,7 @@ def test_no_host_does_more_without_a_canary_or_a_sentence(hosts, steps):
         risen = {each for each, level in played.told().items() if is_above(level, told[each]) and each not in canaries}
         known = {each for each in risen if does[each] is not None and is_above(does[each], did[each])}
         unknown = {each for each in risen if state.nodes[each].about is None}
-        if isinstance(step, AdvanceStage):
+        if isinstance(step, rollout.AdvanceStage):
             there = [state.nodes[each] for each in before.canaries if state.nodes[each].is_online]
             shown = {did[node.id] for node in there if did[node.id] == find_effect(node, before.level)}
             shown = {
@@ -151,7 +144,7 @@ def test_no_host_does_more_without_a_canary_or_a_sentence(hosts, steps):
 @examples(60)
 def test_a_canary_in_trouble_is_reverted_within_two_checks(heartbeat_s, check_s, before_s, ratio, trouble, takes_over):
     fleet = Fleet()
-    fleet.set("a", "quota", canary_ratio=ratio, budget=Budget(check_period_s=float(check_s)))
+    fleet.set("a", "quota", canary_ratio=ratio, budget=rollout.Budget(check_period_s=float(check_s)))
     canaries = fleet.stage().canaries
     fleet.live(2 * heartbeat_s + before_s + 1, heartbeat_s)
     if takes_over:

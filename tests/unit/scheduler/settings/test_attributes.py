@@ -6,16 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.scheduler.model import (
-    RESOLVE,
-    CommandError,
-    EphemeralSubpoolConfig,
-    PoolConfig,
-    PoolIntegralGuarantees,
-    PoolSettings,
-    TreeConfig,
-    TreeSettings,
-)
+from cpumond.scheduler import model
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.attributes import (
     ALIASES,
@@ -40,7 +31,7 @@ from cpumond.scheduler.settings.values import MAX_DEPTH, MAX_VALUE_BYTES, REMOVE
 
 def refused(kind: Kind, attributes: dict[str, Any], *edits: Edit) -> str:
     before = msgspec.json.encode(attributes)
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(model.CommandError) as caught:
         edit(kind, attributes, {}, edits)
     assert msgspec.json.encode(attributes) == before
     return str(caught.value)
@@ -48,7 +39,7 @@ def refused(kind: Kind, attributes: dict[str, Any], *edits: Edit) -> str:
 
 def value_refused(kind: Kind, name: str, value: Any) -> str:
     read = read_pool if kind == "pool" else read_tree
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(model.CommandError) as caught:
         read({name: value})
     path = str(caught.value).partition(": ")[0].split("/")
     assert caught.value.attributes == {"field": "/".join(canonical_path(kind, path))}, "by the documents' name"
@@ -95,7 +86,7 @@ def test_canonical_names(kind: Kind, name: str, canonical: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pool", "tree"])
 def test_every_other_name_is_one_of_an_option_and_none_itself(kind: Kind) -> None:
-    fields = (PoolSettings if kind == "pool" else TreeSettings).__struct_fields__
+    fields = (model.PoolSettings if kind == "pool" else model.TreeSettings).__struct_fields__
     for other, name in ALIASES[kind].items():
         assert name in fields
         assert other not in fields
@@ -145,14 +136,14 @@ def test_the_documents_spelling_of_a_pool() -> None:
             "abc": {"id": 4},
         }
     )
-    assert settings == PoolSettings(
+    assert settings == model.PoolSettings(
         weight=2.0,
         strong_guarantee_resources={"cpu": 10.0, "memory": 2.0**30},
         mode="fair_share",
         fifo_sort_parameters=("start_time", "pending_job_count"),
         fair_share_starvation_timeout=15_000.0,
-        integral_guarantees=PoolIntegralGuarantees(guarantee_type="burst", resource_flow={"cpu": 3.0}),
-        ephemeral_subpool_config=EphemeralSubpoolConfig(mode="fifo", max_operation_count=3),
+        integral_guarantees=model.PoolIntegralGuarantees(guarantee_type="burst", resource_flow={"cpu": 3.0}),
+        ephemeral_subpool_config=model.EphemeralSubpoolConfig(mode="fifo", max_operation_count=3),
         max_operation_count=7,
     )
     assert isinstance(settings.max_operation_count, int)
@@ -162,7 +153,7 @@ def test_none_is_not_set() -> None:
     assert read_pool({"weight": None, "resource_limits": {"cpu": None, "memory": 1}}) == read_pool(
         {"resource_limits": {"memory": 1}}
     )
-    assert read_tree({"config": None}) == TreeSettings()
+    assert read_tree({"config": None}) == model.TreeSettings()
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, -0.0, 2.0**-27])
@@ -227,11 +218,11 @@ def test_wrong_values(kind: Kind, name: str, value: Any, sentence: str) -> None:
 
 
 def test_attributes_must_be_a_dictionary_with_text_as_keys() -> None:
-    with pytest.raises(CommandError, match="attributes: must be a dictionary, got 3"):
+    with pytest.raises(model.CommandError, match="attributes: must be a dictionary, got 3"):
         normalise("pool", 3)  # type: ignore[arg-type]
-    with pytest.raises(CommandError, match="must be a printable text"):
+    with pytest.raises(model.CommandError, match="must be a printable text"):
         normalise("pool", {3: 1})  # type: ignore[dict-item]
-    with pytest.raises(CommandError, match="attributes: the keys of a dictionary must be text, got 3"):
+    with pytest.raises(model.CommandError, match="attributes: the keys of a dictionary must be text, got 3"):
         read_pool({3: 1})  # type: ignore[dict-item]
 
 
@@ -349,17 +340,17 @@ def test_edits_inside_of_what_is_only_kept() -> None:
 @pytest.mark.parametrize(("path", "missing"), [("abc/x", "abc"), ("abc/x/y", "abc"), ("known/x/y", "known/x")])
 def test_below_missing_attributes_nothing_is_set_unless_recursive(path: str, missing: str) -> None:
     before = {"known": {"a": 1}}
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(model.CommandError) as caught:
         edit("pool", before, {}, [put(path, 1)])
-    assert caught.value.code == RESOLVE
+    assert caught.value.code == model.RESOLVE
     assert str(caught.value).startswith(f'Attribute "{missing}" is not found and is no option')
     new = edit("pool", before, {}, [Edit(tuple(path.split("/")), 1, recursive=True)])[0]
-    assert read_attribute("pool", PoolConfig("i", "p", "<Root>", new), path.split("/")) == 1
+    assert read_attribute("pool", model.PoolConfig("i", "p", "<Root>", new), path.split("/")) == 1
     assert edit("pool", before, {}, [put("known/x", 1)])[0] == {"known": {"a": 1, "x": 1}}  # the last key may be new
     assert edit("pool", before, {}, [put(path)])[0] == before  # and removing what is not there is no error
     option = edit("pool", {}, {}, [put("integral-guarantees/resource_flow/cpu", 1)])[0]  # options are always made
     assert option == {"integral_guarantees": {"resource_flow": {"cpu": 1.0}}}
-    with pytest.raises(CommandError, match="is not found and is no option"):
+    with pytest.raises(model.CommandError, match="is not found and is no option"):
         edit("tree", {}, {}, [put(f"config/{path}", 1)])
 
 
@@ -452,7 +443,7 @@ def test_0_2_another_name_is_refused_while_one_is_set() -> None:
         ("fair_share_starvation_timeout", "fair-share_preemption_timeout"),
     ):
         attributes, spelled, _ = normalise("pool", {first: 1000})
-        with pytest.raises(CommandError) as caught:
+        with pytest.raises(model.CommandError) as caught:
             edit("pool", attributes, spelled, [put(second, 2000)])
         assert str(caught.value) == (
             f'{second}: this option is already set as "{first}"; use that name, or remove it before'
@@ -527,14 +518,14 @@ def test_2_3_config_as_a_whole() -> None:
 # --- get
 
 
-def pool_with(attributes: dict[str, Any]) -> PoolConfig:
+def pool_with(attributes: dict[str, Any]) -> model.PoolConfig:
     plain, spelled, _ = normalise("pool", attributes)
-    return PoolConfig("1-2-3-4", "p", "<Root>", plain, read_pool(plain), spelled)
+    return model.PoolConfig("1-2-3-4", "p", "<Root>", plain, read_pool(plain), spelled)
 
 
-def tree_with(attributes: dict[str, Any]) -> TreeConfig:
+def tree_with(attributes: dict[str, Any]) -> model.TreeConfig:
     plain, spelled, _ = normalise("tree", attributes)
-    return TreeConfig("1-2-3-4", "t", plain, read_tree(plain), spelled)
+    return model.TreeConfig("1-2-3-4", "t", plain, read_tree(plain), spelled)
 
 
 def test_reading_lists_and_what_is_only_kept() -> None:
@@ -550,7 +541,7 @@ def test_reading_options_of_trees() -> None:
     assert read_attribute("tree", tree, ("config", "max-operation-count-per-pool")) == 3
     assert read_attribute("tree", tree, ("max_operations_per_pool",)) == 3
     assert read_attribute("tree", tree, ("nodes-filter",)) == "a"
-    with pytest.raises(CommandError):
+    with pytest.raises(model.CommandError):
         read_attribute("tree", tree, ("config", "nodes_filter"))
 
 
@@ -567,10 +558,10 @@ def test_reading_options_of_trees() -> None:
 )
 def test_reading_what_is_not_there(path: str, message: str) -> None:
     pool = pool_with({"resource_limits": {"cpu": 1}, "fifo_sort_parameters": ["weight"]})
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(model.CommandError) as caught:
         read_attribute("pool", pool, path.split("/"))
     assert str(caught.value) == message
-    assert caught.value.code == RESOLVE
+    assert caught.value.code == model.RESOLVE
 
 
 @pytest.mark.parametrize("kind", ["pool", "tree"])
@@ -579,7 +570,7 @@ def test_many_unknown_attributes_are_refused_before_they_cost_much(kind: Kind):
     edits = [Edit((f"weigh{number}",), 1) for number in range(9000)]
     config = {f"weigh{number}": 1 for number in range(9000)}
     for given in (edits, [Edit(("config",), config)]) if kind == "tree" else (edits,):
-        with pytest.raises(CommandError, match=r"at most 200 attributes .* more than twice as many; remove some"):
+        with pytest.raises(model.CommandError, match=r"at most 200 attributes .* more than twice as many; remove some"):
             edit(kind, {}, {}, given)
 
 
@@ -593,5 +584,5 @@ def test_the_first_unknown_attributes_name_the_option_that_may_be_meant():
 def test_durations_may_be_text_with_a_unit():
     assert read_pool({"fair_share_starvation_timeout": "1m"}) == read_pool({"fair_share_starvation_timeout": 60_000})
     assert normalise("tree", {"job_preemption_timeout": "250ms"})[0] == {"job_preemption_timeout": 250}
-    with pytest.raises(CommandError, match="must be milliseconds, or text with a unit such as"):
+    with pytest.raises(model.CommandError, match="must be milliseconds, or text with a unit such as"):
         read_pool({"fair_share_starvation_timeout": "60"})

@@ -10,29 +10,17 @@ from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobRecord, OperationRecord, Task
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.rights.entries import AccessEntry
-from cpumond.scheduler.settings.operations import (
-    AbortOperation,
-    CompleteOperation,
-    StartOperation,
-    UpdateOperation,
-    count_job,
-    find_unrecognized,
-    needed_jobs,
-    read_changed_acl,
-    read_parameters,
-    read_spec,
-    unrecognized_warnings,
-)
+from cpumond.scheduler.settings import operations
 
 ONE = {"t": {"command": "true", "job_count": 1}}
 
 
 def wish(**spec: Any):
-    return read_spec({"tasks": ONE, **spec}, dict)
+    return operations.read_spec({"tasks": ONE, **spec}, dict)
 
 
 def task(**given: Any) -> Task:
-    return read_spec({"tasks": {"t": {"command": "true", "job_count": 1, **given}}}, dict).tasks[0]
+    return operations.read_spec({"tasks": {"t": {"command": "true", "job_count": 1, **given}}}, dict).tasks[0]
 
 
 def refusal(**spec: Any) -> str:
@@ -87,7 +75,7 @@ def test_durations_are_milliseconds_or_text_with_a_unit():
     found = wish(fair_share_starvation_timeout="30s", scheduling_options_per_pool_tree=trees).options
     assert found[""] == {"fair_share_starvation_timeout": 30_000}
     assert found["default"] == {"min_share_preemption_timeout": 5_400_000}
-    assert read_parameters({"min_run_time": "2m"})[""] == {"min_run_time": 120_000}
+    assert operations.read_parameters({"min_run_time": "2m"})[""] == {"min_run_time": 120_000}
     for wrong in ("3600", "1e3", "1s!", "s", "nan", "inf"):
         text = f'expected milliseconds, or text with a unit such as "30s" or "1h", in [1, 1e+15], got "{wrong}"'
         assert refusal(time_limit=wrong) == f"spec/time_limit: {text}"
@@ -126,18 +114,18 @@ def make_nested(levels: int) -> dict[str, Any]:
 def test_rights_of_an_operation_that_nothing_enforces_are_refused(name):
     assert refusal(**{name: ["ann"]}).startswith(f"spec/{name}: would not be enforced")
     with pytest.raises(CommandError, match=f"parameters/{name}: would not be enforced"):
-        read_parameters({name: ["ann"]})
+        operations.read_parameters({name: ["ann"]})
     assert wish(**{name: []}) == wish()  # gives nobody anything
-    assert read_parameters({name: []}) == {"": {}}
+    assert operations.read_parameters({name: []}) == {"": {}}
 
 
 def test_12_2_the_access_list_of_an_operation_is_read():
     entry = {"action": "allow", "subjects": ["ann"], "permissions": ["manage"]}
     expected = (AccessEntry("allow", ("ann",), ("manage",)),)
-    assert wish(acl=[entry]).acl == read_changed_acl({"acl": [entry]}) == expected
+    assert wish(acl=[entry]).acl == operations.read_changed_acl({"acl": [entry]}) == expected
     assert wish().acl == ()
-    assert read_changed_acl({"weight": 1}) is None
-    assert read_changed_acl({"acl": []}) == ()
+    assert operations.read_changed_acl({"weight": 1}) is None
+    assert operations.read_changed_acl({"acl": []}) == ()
     refused = {**entry, "permissions": ["use"]}
     text = 'spec/acl/0/permissions: "use" is unknown; known: read, manage, read_secrets'
     assert refusal(acl=[refused]) == text
@@ -151,7 +139,7 @@ def test_unknown_keys_are_told_of_and_kept():
     }
     trees = {"default": {"wait": 1}}
     spec = {"tasks": tasks, "nonsense": {"a": 1}, "wieght": 5, "fair_share_options_per_pool_tree": trees}
-    change = world.do(StartOperation(spec))
+    change = world.do(operations.StartOperation(spec))
     assert change.warnings == (
         'spec option "nonsense" is not recognized',
         'spec option "wieght" is not recognized; did you mean "weight"?',
@@ -159,7 +147,7 @@ def test_unknown_keys_are_told_of_and_kept():
         'spec option "tasks/t/comand" is not recognized; did you mean "command"?',
         'spec option "tasks/u/x/y" is not recognized',
     )
-    assert find_unrecognized(world.record(change.id).spec) == {
+    assert operations.find_unrecognized(world.record(change.id).spec) == {
         "nonsense": {"a": 1}, "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
         "fair_share_options_per_pool_tree": trees,
     }  # fmt: skip
@@ -168,7 +156,7 @@ def test_unknown_keys_are_told_of_and_kept():
 @pytest.mark.parametrize(("tasks", "rest"), [(1, "80 more"), (20, "at least 980 more")])
 def test_many_unknown_keys_are_counted(tasks, rest):
     given = {str(number): {**ONE["t"], **{f"x{key:02}": 1 for key in range(100)}} for number in range(tasks)}
-    told = unrecognized_warnings({"tasks": given})
+    told = operations.unrecognized_warnings({"tasks": given})
     assert told[0] == 'spec option "tasks/0/x00" is not recognized'
     assert told[20:] == [f"{rest} spec options are not recognized"]
 
@@ -198,11 +186,14 @@ def test_2_4_a_task_that_says_no_memory_limit_has_the_one_of_its_tree():
     """Of several trees the largest; 0 is none, in trees that exist and for a task that says so."""
     world = World(nodes_filter="!b")
     spec = {"tasks": {"t": {"command": "true", "job_count": 1}, "own": {**ONE["t"], "memory_limit": 5}}}
-    before = world.do(StartOperation(spec), "u").id
+    before = world.do(operations.StartOperation(spec), "u").id
     world.set_tree(default_memory_limit=7)
     world.create_tree("b", nodes_filter="b", default_memory_limit=9)
-    one, two = (world.do(StartOperation({**spec, **trees}), "u").id for trees in ({}, {"pool_trees": ["default", "b"]}))
-    none = world.do(StartOperation({"tasks": {"t": {**ONE["t"], "memory_limit": 0}}}), "u").id
+    one, two = (
+        world.do(operations.StartOperation({**spec, **trees}), "u").id
+        for trees in ({}, {"pool_trees": ["default", "b"]})
+    )
+    none = world.do(operations.StartOperation({"tasks": {"t": {**ONE["t"], "memory_limit": 0}}}), "u").id
     limits = [[task.memory_limit for task in world.record(each).tasks] for each in (before, one, two, none)]
     assert limits == [[0, 5], [7, 5], [9, 5], [0]]
 
@@ -219,7 +210,7 @@ def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
         "cpu_limit": task_and_spec.pop("cpu", 1.0),
         "memory_limit": task_and_spec.pop("memory", 0),
     }
-    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
+    return world.do(operations.StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
 
 
 def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
@@ -230,14 +221,14 @@ def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
         'pool "reserch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you mean '
         '"research"?'
     )
-    one = StartOperation({"pool": "reserch", "tasks": ONE})
+    one = operations.StartOperation({"pool": "reserch", "tasks": ONE})
     change = world.do(one)
     assert change.warnings == (sentence,)
     for known in ("reserch", "research", "many"):
-        assert world.do(StartOperation({"pool": known, "tasks": ONE})).warnings == ()
-    assert world.do(StartOperation({"tasks": ONE}), "somebody").warnings == ()  # a pool of the user's name
+        assert world.do(operations.StartOperation({"pool": known, "tasks": ONE})).warnings == ()
+    assert world.do(operations.StartOperation({"tasks": ONE}), "somebody").warnings == ()  # a pool of the user's name
     world.abort(change.id)
-    moved = world.do(UpdateOperation(world.start("research", user="x"), {"pool": "reserhc"}))
+    moved = world.do(operations.UpdateOperation(world.start("research", user="x"), {"pool": "reserhc"}))
     assert 'did you mean "research"' in moved.warnings[0]
 
 
@@ -378,19 +369,19 @@ def test_2_5_options_may_be_given_for_each_tree():
 def test_only_vanilla_operations_are_started():
     world = World()
     with pytest.raises(CommandError, match='"map" is not supported'):
-        world.do(StartOperation({"tasks": ONE}, type="map"))
+        world.do(operations.StartOperation({"tasks": ONE}, type="map"))
 
 
 # --- parameters of live operations
 
 
 def test_parameters_are_read_like_a_specification():
-    assert read_parameters({"weight": 2})[""] == {"weight": 2.0}
+    assert operations.read_parameters({"weight": 2})[""] == {"weight": 2.0}
     given = {"scheduling_options_per_pool_tree": {"a": {"max-share-ratio": 0.5}}}
-    assert read_parameters(given) == {"": {}, "a": {"max_share_ratio": 0.5}}
+    assert operations.read_parameters(given) == {"": {}, "a": {"max_share_ratio": 0.5}}
     for wrong in ({"wieght": 1}, {"weight": -1}, {"scheduling_options_per_pool_tree": {"a": {"wieght": 1}}}):
         with pytest.raises(CommandError, match=r"parameters"):
-            read_parameters(wrong)
+            operations.read_parameters(wrong)
 
 
 def test_none_takes_an_option_back():
@@ -432,9 +423,9 @@ def test_commands_on_unknown_and_finished_operations_are_refused(world, command)
 @pytest.mark.parametrize(
     ("command", "state", "error"),
     [
-        (lambda name: AbortOperation(name, "no longer needed"), "aborted", "no longer needed"),
-        (AbortOperation, "aborted", "Operation aborted by user eve"),
-        (CompleteOperation, "completed", ""),
+        (lambda name: operations.AbortOperation(name, "no longer needed"), "aborted", "no longer needed"),
+        (operations.AbortOperation, "aborted", "Operation aborted by user eve"),
+        (operations.CompleteOperation, "completed", ""),
     ],
     ids=["abort with a reason", "abort", "complete"],
 )
@@ -499,17 +490,17 @@ def test_all_jobs_of_all_tasks_completed_is_completed():
     record = record_of(Task("a", 1), Task("b", 2))
     for now, name in ((5.0, "b"), (5.0, "a"), (7.0, "b")):
         assert not record.is_finished
-        record = count_job(record, ended(name, "completed"), now)
+        record = operations.count_job(record, ended(name, "completed"), now)
     assert (record.state, record.finish_time) == ("completed", 7.0)
-    assert count_job(record, ended("b", "failed"), 9.0) is record
+    assert operations.count_job(record, ended("b", "failed"), 9.0) is record
 
 
 def test_as_many_failed_jobs_as_allowed_is_failed():
     record = record_of(Task("a", 5), Task("b", 5), most_failed=3)
     for name in ("a", "b"):
-        record = count_job(record, ended(name, "failed", "boom"), 5.0)
+        record = operations.count_job(record, ended(name, "failed", "boom"), 5.0)
     assert not record.is_finished
-    record = count_job(record, ended("a", "failed", "bang"), 6.0)
+    record = operations.count_job(record, ended("a", "failed", "bang"), 6.0)
     assert record.state == "failed"
     told = '3 jobs failed, max_failed_job_count is 3; all 3 failures were on node "n1"; last: bang'
     assert record.error == f"Failed jobs limit exceeded: {told}"
@@ -520,7 +511,7 @@ def test_as_many_failed_jobs_as_allowed_is_failed():
 
 @pytest.mark.parametrize("most_failed", [0, 1])
 def test_no_failed_job_allowed_is_as_one(most_failed):
-    record = count_job(record_of(Task("a", 5), most_failed=most_failed), ended("a", "failed"), 1.0)
+    record = operations.count_job(record_of(Task("a", 5), most_failed=most_failed), ended("a", "failed"), 1.0)
     assert (record.state, record.failure and record.failure.code) == ("failed", 215)
 
 
@@ -528,7 +519,7 @@ def test_no_failed_job_allowed_is_as_one(most_failed):
 def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
     record = record_of(Task("a", 1), most_failed=1)
     for _ in range(20):
-        record = count_job(record, ended("a", state, ""), 5.0)
+        record = operations.count_job(record, ended("a", state, ""), 5.0)
     assert not record.is_finished
     assert getattr(record.counts["a"], state) == 20
 
@@ -536,8 +527,8 @@ def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
 def test_needed_jobs_are_those_neither_completed_nor_active():
     record = record_of(Task("a", 5), Task("b", 2))
     for state in ("completed", "failed"):
-        record = count_job(record, ended("a", state), 1.0)
-    assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
+        record = operations.count_job(record, ended("a", state), 1.0)
+    assert operations.needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
 
 
 def test_an_order_says_what_the_job_needs(world):
@@ -546,7 +537,7 @@ def test_an_order_says_what_the_job_needs(world):
         "tasks": {"t": {"job_count": 1, "cpu_limit": 2, "command": "true", "environment": {"A": "b"}}},
         "job_cpu_monitor": {"smoothing_factor": 0.2},
     }
-    world.do(StartOperation(spec), user="ann")
+    world.do(operations.StartOperation(spec), user="ann")
     node = world.nodes["n1"]
     node.deaf = True
     world.step()

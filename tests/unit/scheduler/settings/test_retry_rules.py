@@ -8,18 +8,8 @@ import pytest
 
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, Retried, Retry, Task
 from cpumond.scheduler.model.failures import EndError
+from cpumond.scheduler.settings import retries
 from cpumond.scheduler.settings.operations import count_job
-from cpumond.scheduler.settings.retries import (
-    MAX_RULES,
-    NO_NOTE,
-    Terms,
-    check_policy,
-    decide,
-    describe_note,
-    find_delay_s,
-    find_kind,
-    parse_rule,
-)
 
 GIB = 2**30
 TASK = Task("t", 3, memory_limit=2 * GIB)
@@ -47,8 +37,8 @@ def record(**more: Any) -> OperationRecord:
     return OperationRecord(id="o", sequence=1, user="u", start_time=0.0, tasks=(TASK,), trees={}, **more)
 
 
-def terms(*rules: str, started: int = 3) -> Terms:
-    return Terms(tuple(map(parse_rule, rules)), started, 5.0 * GIB, "that is the bound")
+def terms(*rules: str, started: int = 3) -> retries.Terms:
+    return retries.Terms(tuple(map(retries.parse_rule, rules)), started, 5.0 * GIB, "that is the bound")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +61,11 @@ def terms(*rules: str, started: int = 3) -> Terms:
     ],
 )
 def test_a_rule_fits_its_kinds_and_nothing_else(kinds, ends):
-    found = {end for end in ENDS if decide(terms(f"{kinds}:1"), record(), TASK, job(end), 5.0) is not NO_NOTE}
+    found = {
+        end for end in ENDS if retries.decide(terms(f"{kinds}:1"), record(), TASK, job(end), 5.0) is not retries.NO_NOTE
+    }
     assert found == ends
-    assert find_kind(job("completed")) == find_kind(job("aborted")) == ("", 0)
+    assert retries.find_kind(job("completed")) == retries.find_kind(job("aborted")) == ("", 0)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +94,17 @@ def test_a_rule_fits_its_kinds_and_nothing_else(kinds, ends):
 )
 def test_a_rule_that_cannot_be_read_is_refused_with_what_to_write(text, sentence):
     with pytest.raises(ValueError, match="^" + re.escape(f"rule {text[:80]!r}: {sentence}")):
-        check_policy([text])
+        retries.check_policy([text])
 
 
 def test_rules_are_bounded_in_number():
-    check_policy(["exit:1"] * MAX_RULES)
+    retries.check_policy(["exit:1"] * retries.MAX_RULES)
     with pytest.raises(ValueError, match=r"^at most 20 rules, got 21$"):
-        check_policy(["exit:1"] * (MAX_RULES + 1))
+        retries.check_policy(["exit:1"] * (retries.MAX_RULES + 1))
 
 
 def test_the_first_rule_that_fits_decides_even_when_it_is_used_up():
-    note = decide(
+    note = retries.decide(
         terms("exit=1:1", "exit:9"),
         record(retried=Retried({"t": {0: Retry({"exit=1:1": 1})}})),
         TASK,
@@ -124,13 +116,13 @@ def test_the_first_rule_that_fits_decides_even_when_it_is_used_up():
         "used_up",
         "retry rule exit=1:1 allows no more retries: the job was started again 1 of 1 times",
     )
-    other = decide(terms("exit=1:1", "exit:9"), record(), TASK, job("exit 66"), 5.0)
+    other = retries.decide(terms("exit=1:1", "exit:9"), record(), TASK, job("exit 66"), 5.0)
     assert (other.rule, other.left) == ("exit:9", 8)
 
 
 @pytest.mark.parametrize(("times", "waits"), [(0, 10.0), (1, 20.0), (2, 40.0), (3, 60.0), (5000, 60.0)])
 def test_a_wait_grows_up_to_its_bound(times, waits):
-    assert find_delay_s(parse_rule("exit:9,delay=10s,delay_growth=2,max_delay=1m"), times) == waits
+    assert retries.find_delay_s(retries.parse_rule("exit:9,delay=10s,delay_growth=2,max_delay=1m"), times) == waits
 
 
 def test_retries_of_an_operation_are_bounded_besides_those_of_each_job():
@@ -152,7 +144,7 @@ def test_an_allowance_of_a_job_is_forgotten_only_once_it_completes():
     seen = count_job(record(), job("oom"), 5.0, policy)
     rule = "oom:5,memory_growth=2,delay=30s"
     assert seen.retried.places == {"t": {0: Retry({rule: 1}, 35.0, 4 * GIB)}}
-    assert describe_note(seen.retried.notes[-1]) == (
+    assert retries.describe_note(seen.retried.notes[-1]) == (
         'job j (task "t", cookie 0): out of memory; rule oom:5,memory_growth=2,delay=30s started it again at '
         "1970-01-01 00:00:35 UTC with 4 GiB, 4 retries left"
     )
@@ -167,11 +159,11 @@ def test_an_allowance_of_a_job_is_forgotten_only_once_it_completes():
 def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry():
     """A second job fails while the end of the first one is being written, and nobody has stopped it yet."""
     gang = record(is_gang=True)
-    for index, now, retries in ((0, 5.0, 1), (1, 5.0, 1), (2, 5.2, 1), (4, 6.0, 2), (3, 6.1, 2)):
+    for index, now, count in ((0, 5.0, 1), (1, 5.0, 1), (2, 5.2, 1), (4, 6.0, 2), (3, 6.1, 2)):
         started = 3 if index < 3 else 6
         gang = count_job(gang, job("lost", index % 3, job_index=index), now, terms("node_lost:2", started=started))
-        assert gang.retried.counts == {"node_lost:2": retries}
+        assert gang.retried.counts == {"node_lost:2": count}
     gang = count_job(gang, job("lost", 2, job_index=8), 7.0, terms("node_lost:2", started=9))
     why = gang.retried.notes[-1].why
     assert why == "retry rule node_lost:2 allows no more retries: its gang was started again 2 of 2 times"
-    assert decide(terms("preempted:1"), gang, TASK, job("preempted"), 8.0) is NO_NOTE
+    assert retries.decide(terms("preempted:1"), gang, TASK, job("preempted"), 8.0) is retries.NO_NOTE

@@ -10,23 +10,17 @@ from scheduler_world import TREE, World
 from yt.wrapper.spec_builders import TaskSpecBuilder, VanillaSpecBuilder
 
 from cpumond.scheduler.model import CommandError, PoolSettings, Task
+from cpumond.scheduler.settings import spec_options
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized, list_erased_trees
-from cpumond.scheduler.settings.spec_options import (
-    IDLE_OF_POOLS,
-    OPTIONS,
-    Option,
-    Place,
-    canonical,
-    find_option,
-    honoured,
-)
 from cpumond.scheduler.settings.validation import find_warnings
 
 WITHOUT_WISH: tuple[Any, ...] = (None, False, 0, "", {}, [])
 
 
-def start(place: Place, name: str, value: Any, *, trees: int = 1) -> tuple[tuple[str, ...], dict[str, Any]]:
+def start(
+    place: spec_options.Place, name: str, value: Any, *, trees: int = 1
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The warnings of a start with an option, and what of it is not recognised. Raises CommandError."""
     world = World()
     world.create_tree("other", nodes_filter="x")
@@ -45,10 +39,10 @@ def start(place: Place, name: str, value: Any, *, trees: int = 1) -> tuple[tuple
     return change.warnings, find_unrecognized(world.record(change.id).spec)
 
 
-ROWS = [(option, place) for option in OPTIONS for place in option.places if option.verdict != "honoured"]
+ROWS = [(option, place) for option in spec_options.OPTIONS for place in option.places if option.verdict != "honoured"]
 
 
-def place_of(option: Option, place: Place) -> str:
+def place_of(option: spec_options.Option, place: spec_options.Place) -> str:
     prefix = {"root": "", "pool": "", "task": "tasks/t/", "tree": "scheduling_options_per_pool_tree/default/"}[place]
     return prefix + option.name
 
@@ -87,17 +81,17 @@ def test_every_option_that_the_client_builds_has_a_row(place, builder, others):
     methods = {name for name, _ in inspect.getmembers(builder, inspect.isfunction)}
     options = {name for name in methods if not name.startswith("_") and name.partition("_")[0] not in words} - others
     assert len(options) > 25
-    assert {name for name in options if find_option(place, canonical(name)) is None} == set()
+    assert {name for name in options if spec_options.find_option(place, spec_options.canonical(name)) is None} == set()
 
 
 def test_what_is_honoured_is_read():
-    assert honoured("task") == frozenset(Task.__struct_fields__) - {"name", "spec", "memory_reserve"}
-    assert honoured("tree") == TREE_OPTIONS | {"pool"}
-    assert honoured("root") >= honoured("tree")
+    assert spec_options.honoured("task") == frozenset(Task.__struct_fields__) - {"name", "spec", "memory_reserve"}
+    assert spec_options.honoured("tree") == TREE_OPTIONS | {"pool"}
+    assert spec_options.honoured("root") >= spec_options.honoured("tree")
 
 
 def test_a_refusal_says_what_would_go_wrong_and_what_to_write():
-    for option in OPTIONS:
+    for option in spec_options.OPTIONS:
         if option.verdict == "refused":
             wrong, _, instead = option.sentence.partition("; ")
             assert min(len(wrong), len(instead)) > 10, option.name
@@ -106,7 +100,7 @@ def test_a_refusal_says_what_would_go_wrong_and_what_to_write():
 
 
 def test_no_option_has_two_rows_or_two_meanings():
-    names = [(place, name) for row in OPTIONS for place in row.places for name in (row.name, *row.aliases)]
+    names = [(place, name) for row in spec_options.OPTIONS for place in row.places for name in (row.name, *row.aliases)]
     assert len(set(names)) == len(names)
 
 
@@ -114,7 +108,7 @@ def test_the_document_has_the_options_as_they_are():
     script = load_script("ytsaurus_options")
     text = script.DOCUMENT.read_text(encoding="utf-8")
     assert script.write_document(text) == text, "run: python packaging/ytsaurus_options.py"
-    for option in OPTIONS:
+    for option in spec_options.OPTIONS:
         assert f"`{option.name}`" in text
 
 
@@ -166,4 +160,4 @@ def test_an_operation_goes_to_the_tree_with_most_left_of_its_guarantee():
 def test_the_document_asks_an_old_cluster_for_all_options_of_pools():
     text = (Path(__file__).resolve().parents[4] / "docs" / "from-ytsaurus.md").read_text(encoding="utf-8")
     asked = set(text.partition("for name in ")[2].partition("\ndo ")[0].replace("\\", " ").split())
-    assert asked >= {*PoolSettings.__struct_fields__, *IDLE_OF_POOLS}
+    assert asked >= {*PoolSettings.__struct_fields__, *spec_options.IDLE_OF_POOLS}

@@ -52,8 +52,6 @@ def burst(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
     return {"integral_guarantees": {"guarantee_type": guarantee_type, "burst_guarantee_resources": amounts}}
 
 
-# --- 2.6
-
 KINDS = pytest.mark.parametrize(
     ("kind", "path"),
     [
@@ -148,9 +146,6 @@ def test_2_6_8_guarantees_beyond_the_cluster() -> None:
     assert find_overcommit(tree({}), to_vector({}, 0.0)) is None
 
 
-# --- 2.7
-
-
 @pytest.mark.parametrize("name", ["a", "A", "9", "-_:", "x" * 100, "t", "ann.lee@example"])
 def test_2_7_names(name: str) -> None:
     assert validate_tree(tree({name: (ROOT_POOL, {})})) == []
@@ -217,8 +212,6 @@ def test_2_7_size_of_a_subtree() -> None:
     pools["more"] = ("top", {})
     assert 'pool "more": the subtree of "top" would have more than 1000 pools' in refused(tree(pools))
 
-
-# --- rules between options, and the rest of the above
 
 COUNTS = {"max_operation_count": 4, "max_running_operation_count": 5}
 AGGRESSIVE = {"fair_share_aggressive_starvation_timeout": 5, "fair_share_starvation_timeout": 6}

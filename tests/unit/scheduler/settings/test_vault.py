@@ -57,9 +57,6 @@ def is_told(value: object) -> bool:
     return KEY in text or SECRET in text
 
 
-# --- what is given
-
-
 def test_vault_1_each_key_is_a_variable_and_all_of_them_one():
     vault = {"a": "x", "n": 5, "f": True, "d": 3.14, "m": {"k": "v"}, "e": None}
     found = read_vault({"secure_vault": vault})
@@ -138,9 +135,6 @@ def test_without_a_key_a_vault_is_refused():
     assert describe(world.state) == before
 
 
-# --- where it is
-
-
 def test_an_empty_vault_is_not_unrecognized_and_not_kept():
     world = World()
     change = world.do(StartOperation({"tasks": {"t": {**ONE, "secure-vault": {}}}, "secure_vault": {}}))
@@ -215,9 +209,6 @@ def test_a_vault_kept_by_an_earlier_version_is_removed_from_the_store():
     record = world.record(operation)
     assert [task.spec for task in record.tasks] == [{"mine": 1}]
     assert not is_told((record, world.stored, describe(world.state)))
-
-
-# --- keys
 
 
 def test_the_first_key_seals_and_all_of_them_open():

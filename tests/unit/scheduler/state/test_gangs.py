@@ -142,9 +142,6 @@ def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
     assert len(world.jobs_of(gang)) == 3
 
 
-# --- preemption
-
-
 def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[World, str, str]:
     """Three nodes full of another's jobs; a gang with the right to two thirds of them."""
     world = make_world(**tree)
@@ -240,9 +237,6 @@ def test_on_a_node_that_fits_without_the_gang_nobody_else_is_stopped():
     world.nodes["n0"].has(2.0)
     world.settle_down(25)
     assert [(record.operation_id, record.kind) for record in world.state.preemptions] == [(gang, "overcommit")] * 2
-
-
-# --- room that is kept
 
 
 def make_busy(timeout_ms: float) -> tuple[World, list[str]]:

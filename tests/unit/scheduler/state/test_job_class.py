@@ -128,9 +128,6 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         world.settle_down()
 
 
-# --- options of operations
-
-
 def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
     world, node = make_world()
     refusing = world.run("batch", jobs=2, allow_reclaimed=False)
@@ -234,9 +231,6 @@ def test_without_an_idle_class_jobs_on_reclaimed_cpu_have_a_ceiling():
         job = one(world, batch)
         assert (job.job_class, job.has_ceiling) == ("reclaimed", True)
         world.restart()
-
-
-# --- gangs
 
 
 def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_requests():

@@ -35,9 +35,6 @@ def lines_of(world: World, operation: str) -> str:
     return "\n".join(explain_operation(world.state, world.record(operation), world.now, {}).lines)
 
 
-# --- fail_on_job_restart
-
-
 def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
     """FOJR-1."""
     node = world.node("n1")
@@ -217,9 +214,6 @@ def test_why_says_that_a_preemption_would_fail_it(world):
     assert "fail_on_job_restart" not in lines_of(world, world.run("p"))
 
 
-# --- suspend_on_job_failure
-
-
 def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     """SUSP-1."""
     node = world.node("n1")
@@ -248,9 +242,6 @@ def test_the_last_allowed_failure_fails_an_operation_rather_than_suspend(world):
     operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
     end(world, node, job_of(world, operation))
     assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
-
-
-# --- restart_completed_jobs
 
 
 def test_completed_jobs_start_again_until_the_operation_is_ended(world):
@@ -283,8 +274,6 @@ def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
     assert list(world.state.finished_jobs[operation]) == ended[-3:]
     assert [key for kind, key in world.stored if kind == "job"] == ended[-3:]
 
-
-# --- interruption_signal, restart_exit_code
 
 SIGNAL = {"interruption_signal": "SIGINT", "restart_exit_code": 17}
 

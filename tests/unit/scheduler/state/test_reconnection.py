@@ -76,9 +76,6 @@ def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
     assert world.state.jobs == {}
 
 
-# --- jobs that wait on their node, of which it says nothing
-
-
 def test_a_given_up_waiting_job_that_starts_is_adopted_if_it_is_needed(world):
     node, operation, job = order_without_room(world)
     world.suspend(operation)
@@ -111,9 +108,6 @@ def test_a_waiting_job_with_an_unstored_start_is_stopped_when_replaced(world):
     assert ended(world, operation, job).reason == "it was replaced while its node was away"
 
 
-# --- ends
-
-
 def test_a_job_that_failed_cannot_complete_afterwards(world):
     node = world.node("n1")
     operation = run(world, 2)
@@ -140,9 +134,6 @@ def test_work_of_a_lost_job_counts_even_when_replaced_its_failure_does_not(world
     world.settle_down()
     assert world.job_counts(operation) == expected
     assert (world.states([operation]), len(other.jobs)) == (("c", 0) if state == "completed" else ("r", 1))
-
-
-# --- jobs that were told to stop
 
 
 @pytest.mark.parametrize(("state", "exit_code"), [("aborted", 0), ("aborted", 1), ("failed", 1), ("lost", None)])
@@ -184,9 +175,6 @@ def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
     assert not node.jobs
 
 
-# --- two agents with one node id
-
-
 def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
     node = world.node("n1")
     operation = run(world)
@@ -215,9 +203,6 @@ def test_a_registered_run_may_register_again_and_a_new_one_replaces_it(world):
     node.incarnation = "i13"
     with pytest.raises(CommandError, match="was replaced"):
         node.register()
-
-
-# --- jobs of before that end already
 
 
 def restart_while_it_stops(world: World, job_preemption_timeout: int = 10_000) -> tuple[PlayedNode, str, str]:

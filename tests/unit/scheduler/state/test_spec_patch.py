@@ -141,9 +141,6 @@ def test_the_log_has_no_value_of_what_is_no_patch():
     assert list_fields(command) == {"operation_id": "1", "patches": {COUNT: 3}}
 
 
-# --- update_operation_parameters
-
-
 def test_annotations_change_and_outlive_a_restart(world):
     operation = world.run("p", jobs=1, annotations={"a": 1})
     world.set_operation(operation, weight=2.0)

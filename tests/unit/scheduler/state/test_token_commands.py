@@ -49,9 +49,6 @@ def known(tokens: TokenTable, token: str) -> User:
     return found[1]
 
 
-# ---- who may
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -116,9 +113,6 @@ def test_a_second_revocation_changes_nothing() -> None:
     assert "was revoked on 1970-01-01 00:03:20" in change.warnings[0]
 
 
-# ---- tokens that are made with tokens
-
-
 def test_a_token_made_with_another_one_does_not_outlive_it() -> None:
     tokens = TokenTable()
     first = do(tokens, CreateToken(hash_token("1"), "alice", expires_s=50.0))
@@ -137,9 +131,6 @@ def test_an_administrators_token_leaves_no_mark() -> None:
     do(tokens, CreateToken(hash_token("2"), "alice"), known(tokens, "1"))
     assert [record.expires_at for record in tokens] == [150.0, None]
     assert [record.made_with for record in tokens] == ["", ""]
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(
