@@ -119,10 +119,7 @@ class AgentProcess:
         return self.process.wait(100)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another command of the command line with this configuration, for example ``run("restore")``.
-
-        In this process, unless it is an agent.
-        """
+        """Another command with this configuration, as in ``run("restore")``: in this process, unless it is an agent."""
         words = [*arguments, "--config", str(self.config_path)]
         if arguments[0] != "agent":
             return run_command(words)

@@ -52,11 +52,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class Watch:
-    """What went wrong in one page: uncaught errors, errors on the console, failed requests, dialogs, statuses from 400.
-
-    The page has ``allow``: regular expressions of problems that the test means to cause, for example
-    ``page.allow(r"422 POST .*/pools")`` or ``page.allow("ERR_CONNECTION_REFUSED")``.
-    """
+    """What went wrong in one page; ``page.allow(r"422 POST .*/pools")`` names what the test means to cause."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

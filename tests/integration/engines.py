@@ -1,8 +1,6 @@
-"""Real engines of containers and a Slurm, each with all that it keeps in a directory of its own, and with a keeper that
-leaves nothing of them at the end.
+"""Real engines of containers and a Slurm, each with all that it keeps in a directory, and a keeper that leaves nothing.
 
-Where PID 1 is systemd, which is in the machines of ``tests/machine``, they have it make their cgroups; elsewhere they
-make them by themselves, engines of containers all below ``top``.
+Where PID 1 is systemd, as in ``tests/machine``, it makes their cgroups; elsewhere engines do, all below ``top``.
 """
 
 from __future__ import annotations
@@ -416,10 +414,7 @@ class Podman(Engine):
 
 
 class SlurmCluster:
-    """Slurm without a database: munged, slurmctld and slurmd with the node ``node`` of partition ``main``.
-
-    Commands find the cluster by ``environment``.
-    """
+    """Slurm without a database, with the node ``node`` of partition ``main``; commands find it by ``environment``."""
 
     def __init__(self) -> None:
         require("slurmctld", "slurmd", "munged:munge", "sbatch:slurm-client", "squeue:slurm-client")

@@ -33,8 +33,7 @@ def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 class KubeletServer:
-    """``/pods`` and ``/configz`` on the loopback: by HTTPS for whoever shows ``token``, without a certificate by HTTP
-    for whoever shows none."""
+    """``/pods`` and ``/configz`` on the loopback: by HTTPS for who shows ``token``, by HTTP for who shows none."""
 
     def __init__(self, certificate: Path | None = None, key: Path | None = None) -> None:
         self.pods: list[dict[str, Any]] = []
@@ -199,10 +198,7 @@ def list_entry(pod: dict[str, Any], number: int = 0, state: int = 1) -> bytes:
 
 
 class RuntimeServer:
-    """gRPC on a unix socket with the calls of ``runtime.v1.RuntimeService`` that are used.
-
-    ``entries``: messages ``Container``; ``quotas``: container id -> ``cpu_quota`` in us, None = it tells no resources.
-    """
+    """The used part of ``runtime.v1.RuntimeService``; ``quotas``: us by container, None = no resources are told."""
 
     def __init__(self, socket: Path) -> None:
         import grpc

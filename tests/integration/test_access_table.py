@@ -1,7 +1,4 @@
-"""Each cell of the table of ``packaging/access_table.py``, tried against a running scheduler, and by ``yt``.
-
-A cell that says "-" must be refused for want of a token or of rights, one that says "yes" must not.
-"""
+"""Each cell of the table of ``packaging/access_table.py``, tried by requests: "-" must be refused, "yes" must not."""
 
 import contextlib
 import itertools

@@ -1,8 +1,4 @@
-"""The agent's rule ``peak`` and its looks between two checks, over real cgroups: what comes back does not wait for the
-next check, and what somebody else decides stays.
-
-Checks are seconds apart, looks 100 ms: what a look gave back is counted apart.
-"""
+"""The agent's rule ``peak`` and its looks between checks, on real cgroups: what comes back waits for no check."""
 
 import pytest
 from agent_process import AgentProcess
@@ -35,8 +31,7 @@ def is_idle_low(cgroups: CgroupTree, *names: str) -> bool:
 
 
 def wait_for_a_check(agent: AgentProcess, cgroups: CgroupTree, name: str) -> None:
-    """Until a check was just now that left a limit low, so that the next one is far: use on a busy machine is uneven,
-    and a look may have given all of it back meanwhile."""
+    """The next check is far then. A look may have given all of it back meanwhile: use on a busy machine is uneven."""
 
     def is_low() -> bool:
         tick = agent.get("/v1/status")["tick"]

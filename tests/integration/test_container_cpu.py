@@ -47,8 +47,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 def start(
     loop: Loop, started: list[str], pool: str, monitor: str, **tasks: tuple[float, tuple[str, ...], bool | None]
 ) -> dict[str, Any]:
-    """Start one job of each task (order in cores, arguments of Python, ``set_container_cpu_limit``); these jobs as
-    ``list-jobs`` of ``yt`` has them, by task."""
+    """A job of each task (ordered cores, Python's arguments, ``set_container_cpu_limit``), as ``list-jobs`` has it."""
     made: dict[str, Any] = {}
     for name, (cpu, words, ceiling) in tasks.items():
         made[name] = {"job_count": 1, "cpu_limit": cpu, "command": [sys.executable, *words]}

@@ -1,7 +1,4 @@
-"""Sources ``docker`` and ``podman``: a real agent beside a real dockerd and a real Podman service.
-
-Needs root, and Debian's packages docker.io, podman, runc and busybox-static.
-"""
+"""A real agent beside dockerd and Podman. Needs root, and Debian's docker.io, podman, runc and busybox-static."""
 
 import threading
 from collections.abc import Iterator

@@ -121,8 +121,7 @@ def fill_in(expression: str, values: dict[str, str]) -> str:
 def find_without_data(
     prometheus: Prometheus, board: dict[str, Any], wanted: dict[str, str], within_s: float
 ) -> list[str]:
-    """The panels' expressions that have no sample that is a number ``within_s``, with ``wanted`` chosen in the
-    dashboard's variables."""
+    """The panels' expressions without a sample that is a number, with ``wanted`` chosen in its variables."""
     values: dict[str, str] = {}
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":

@@ -1,7 +1,6 @@
-"""Source ``kubernetes``: a real agent and real cgroups, named as a kubelet names them, below a root of the test's own.
+"""Source ``kubernetes``: a real agent and real cgroups, named as a kubelet names them.
 
-Neither a kubelet nor a container runtime runs here. In their place is a small server with real TLS, and one with real
-gRPC (``kubelet_server.py``); what they answer is written after the published API, not recorded on a live node.
+No kubelet or runtime runs here: ``kubelet_server.py`` answers after the published API, not as recorded on a live node.
 """
 
 import os

@@ -153,9 +153,7 @@ def test_unfinished_requests_are_bounded_in_all(scheduler: SchedulerProcess, beg
     ids=["heads", "bodies"],
 )
 def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: bytes) -> None:
-    """Of many more connections than begin at a time; what was answered is not kept.
-
-    The honest node waits for all of them: its turn is one of 3000. It holds too little to be ended for it."""
+    """The honest node's turn is one of 3000, many more than begin at a time. It holds too little to be ended."""
     with descriptors(4000), contextlib.ExitStack() as stack:
         stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
         connections = [stack.enter_context(scheduler.connect()) for _ in range(3000)]

@@ -1,8 +1,6 @@
-"""Source ``slurm``: a real agent beside a real Slurm, as far as this host goes.
+"""Source ``slurm``: a real agent beside a real Slurm. Needs root, and Debian's packages slurm-wlm and munge.
 
-With cpu and cpuacct mounted apart Slurm makes no cgroup of the cpu controller: the test makes it, and puts the job in.
-
-Jobs in cgroups that Slurm makes are in ``tests/machine``. Needs root, and Debian's packages slurm-wlm and munge.
+With cpu and cpuacct apart, unlike in ``tests/machine``, Slurm makes no cgroup of the cpu controller: the test does.
 """
 
 import contextlib

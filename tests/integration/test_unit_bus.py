@@ -1,7 +1,4 @@
-"""The connection to systemd against a real message bus, on which a small manager of units answers in systemd's place.
-
-What the real one does with it is shown in ``tests/machine/test_units_as_jobs.py``.
-"""
+"""The connection to systemd, for which a small manager answers on a real bus; ``tests/machine`` has the real one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A scheduler of version 0.1, with its database and its tokens, that is started with this version.
+"""This version over ``tests/data/scheduler_0.1.db.gz``, which a scheduler of version 0.1 wrote.
 
-It wrote ``tests/data/scheduler_0.1.db.gz``: the trees ``default`` and ``gpu``; the pools ``research``, ``nlp``
-in it, and ``batch``; an operation of ann's in ``nlp`` and one of ben's that was aborted; node ``n1``.
+Trees ``default`` and ``gpu``, pools ``research``, ``nlp`` in it and ``batch``, node ``n1``, and two operations: ann's
+in ``nlp``, and one of ben's that was aborted.
 """
 
 import gzip

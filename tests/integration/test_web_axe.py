@@ -86,8 +86,7 @@ LINKS = "() => [...document.querySelectorAll('a[href^=\"#/\"]')].map((link) => l
 
 
 def pages_of(site: Site, page: Page) -> tuple[list[str], list[re.Pattern[str]]]:
-    """The addresses of the pages that are registered and of parts of some, with something to see on each; and patterns
-    of those pages of which a link has to be found first."""
+    """Addresses of pages with something to see on each; and patterns of those of which a link has to be found first."""
     names = {
         ":tree": "default", ":pool": "models", ":operation": site.operations["moving"], ":job": site.job["id"],
         ":node": encode(site.job["node_id"]),

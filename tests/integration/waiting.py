@@ -18,9 +18,10 @@ PATIENCE = max(SLOWNESS, 3.0)
 
 
 def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
-    """Asked often at first, then every 50 ms: most conditions are requests, which take the processor from what works.
+    """The value of ``condition`` once it is true, within ``timeout_s`` times PATIENCE, else AssertionError.
 
-    AssertionError after ``timeout_s``, times PATIENCE."""
+    Asked often at first, then every 50 ms: most conditions are requests, which take the processor from what works.
+    """
     pause, pause_s = threading.Event(), 0.01
     timeout_s *= PATIENCE
     deadline_s = time.monotonic() + timeout_s

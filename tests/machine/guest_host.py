@@ -77,10 +77,7 @@ def install_dependencies(extras: Sequence[str], tools: Sequence[str], python: st
 
 
 def install_package(target: Path, work: Path) -> None:
-    """The package, built once for all modules of a test run, from a copy of the sources: nothing is left in them.
-
-    ``work`` is a directory that pytest made for a module.
-    """
+    """Built once for all modules of a run, from a copy of the sources; ``work`` is a directory that pytest made."""
     room = work.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else work.parent
     package = room / "package-for-guests"
     with (room / "package-for-guests.lock").open("a+") as lock:
@@ -95,10 +92,9 @@ def install_package(target: Path, work: Path) -> None:
 
 
 def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tools: Sequence[str] = ()) -> Facts:
-    """Run ``guest/SCRIPT`` in a guest with the package, ``config/`` and ``systemd/``; what it left, step by step.
+    """Run ``guest/SCRIPT`` in a guest; what it left, step by step. Skips the test on a host that cannot boot one.
 
-    ``extras`` are optional dependencies of the package, ``tools`` what the script needs besides; modules of the
-    integration tests it can import. Skips the test on a host that cannot boot the guest.
+    ``extras`` are optional dependencies of the package, ``tools`` what the script needs, integration's modules too.
     """
     skip_without_means()
     stage, out = work / "in", work / "out"

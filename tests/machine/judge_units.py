@@ -1,5 +1,4 @@
-"""What the facts of ``guest/units.py`` must say, for every machine that runs it. ``slow``: how many times slower than
-natively that one is."""
+"""What the facts of ``guest/units.py`` must say; ``slow``: how many times slower than natively the machine is."""
 
 import json
 import re

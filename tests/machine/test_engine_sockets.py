@@ -1,7 +1,4 @@
-"""The unit hides the sockets of engines; the drop-in of ``cpumond init`` opens them, and no others.
-
-One boot sees both (``guest/engine_sockets.py``, half a minute) and leaves facts; each test judges one of them.
-"""
+"""The unit hides sockets of engines, a drop-in opens them; each test judges facts of ``guest/engine_sockets.py``."""
 
 import pytest
 from guest_host import Facts, assert_quiet, boot, of

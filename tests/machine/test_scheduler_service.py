@@ -1,7 +1,4 @@
-"""The scheduler's unit in a real systemd: rights, start, SIGKILL, watchdog, tokens, stop.
-
-One boot lives it all (``guest/scheduler_service.py``, about half a minute) and leaves facts; each test judges one.
-"""
+"""The scheduler's unit in a real systemd; each test judges facts of one boot with ``guest/scheduler_service.py``."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""The service in a real systemd: start, reload, crash, hang, stop, and what each leaves in a real cgroup.
-
-One boot lives the whole life (``guest/service_life.py``, some two minutes) and leaves facts; each test judges one.
-"""
+"""The service in a real systemd; each test judges facts of one boot with ``guest/service_life.py``, two minutes."""
 
 import re
 
@@ -31,11 +28,7 @@ def test_files_are_installed(facts: Facts) -> None:
 
 
 def test_fresh_install_writes_nothing_and_says_so(facts: Facts) -> None:
-    """``systemctl enable --now`` with the configuration as it is shipped: shadow mode.
-
-    ``systemctl`` comes back at READY=1; no file that holds a CPU setting of any cgroup is written to, from the start of
-    the process to its end, also when it knows a job whose limit it would lower.
-    """
+    """No CPU setting of any cgroup is written to, from start to end, also with a job whose limit it would lower."""
     fact = of(facts, "fresh")
     assert fact["answer"]["code"] == 0, fact["answer"]
     assert (fact["ActiveState"], fact["SubState"], fact["enabled"]) == ("active", "running", "enabled")
@@ -208,8 +201,7 @@ def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
 
 
 def test_agent_restores_before_its_stop_ends(facts: Facts) -> None:
-    """ActiveState=deactivating with SubState=stop-sigterm is the agent's own time; STOPPING=1 and more time for many
-    limits come in it, and for what systemd runs after it nothing is left to do."""
+    """ActiveState=deactivating with SubState=stop-sigterm is the agent's own time: nothing is left to do after it."""
     fact = of(facts, "stop")
     order = (
         r"Changed running -> stop-sigterm$",

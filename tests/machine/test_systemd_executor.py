@@ -1,7 +1,7 @@
-"""The executor of kind "systemd" in a real systemd: what jobs leave, what becomes of them without the agent.
+"""The executor of kind "systemd" in a real systemd.
 
-Two boots: one runs what every executor must do (``guest/systemd_contract.py``), the other what is particular to systemd
-(``guest/systemd_executor.py``) and leaves facts; each test judges one.
+One boot for what every executor must do (``guest/systemd_contract.py``), one for what it alone does
+(``guest/systemd_executor.py``); each test judges facts.
 """
 
 import json

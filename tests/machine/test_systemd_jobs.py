@@ -1,7 +1,4 @@
-"""A scheduler's jobs as units of a real systemd, run by the hardened agent.
-
-One boot lives it all (``guest/systemd_jobs.py``, about half a minute) and leaves facts; each test judges one.
-"""
+"""A scheduler's jobs as units, run by the hardened agent; each test judges facts of ``guest/systemd_jobs.py``."""
 
 import pytest
 from guest_host import Facts, assert_came, assert_quiet, lives, of

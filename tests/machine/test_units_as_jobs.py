@@ -1,8 +1,4 @@
-"""Units of a real systemd whose limits the hardened agent moves: over D-Bus, and by file where that cannot be.
-
-One boot lives it all (``guest/units.py``, about a minute) and leaves facts; each test judges one of them. The same
-script runs on the other layouts of cgroups in the emulated machine.
-"""
+"""Units whose limits the hardened agent moves, over D-Bus or by file: facts of ``guest/units.py``, of one boot."""
 
 from collections.abc import Callable
 

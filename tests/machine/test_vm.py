@@ -1,15 +1,8 @@
-"""What touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2.
+"""What touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2, from an image made at first use.
 
-One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots one machine
-from a cached image, which is made first where there is none (about two minutes): the tests of cgroups, of the agent and
-of the executor that stand in ``QUICK``.
-``tests/slow/test_vm_layouts.py`` has what takes longer: units as jobs under real load, the executor of kind
-``systemd``, reboots, engines, and the other layouts, whose cgroups the host that runs these tests has itself.
-
-The processor is emulated, ten to twenty times slower than the host's: tests with many processes would take an hour and
-are left out, and so is what shows nothing of the version of cgroups that others there do not show. The summary at the
-end says how long the machine took, which tests were left out, and why. ``CPUMOND_MACHINE=full`` runs all that can run
-there. Without qemu the tests are skipped.
+``tests/slow/test_vm_layouts.py`` has what takes longer, and other layouts. The processor is emulated, ten to twenty
+times slower: tests of many processes, and what shows nothing of cgroup v2, are left out, as the summary says.
+``CPUMOND_MACHINE=full`` runs all that can run there. Without qemu the tests are skipped.
 """
 
 import os

@@ -91,8 +91,7 @@ def skip_without_means() -> None:
 
 
 def make_stage(stage: Path, work: Path, tests: Iterable[str], python: str = GUEST_PYTHON) -> None:
-    """What the guest gets as /in: scripts, the package with all it needs, and the repository's tests; of those of the
-    integration it may open these."""
+    """What the guest gets as /in: scripts, the package with all it needs, tests; of integration those it may open."""
     shutil.copytree(HERE / "guest", stage)
     shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
     shutil.copytree(install_dependencies(EXTRAS, TOOLS, python), stage / "site")
@@ -113,10 +112,7 @@ def make_stage(stage: Path, work: Path, tests: Iterable[str], python: str = GUES
 
 
 def compile_ahead(stage: Path, tests: Iterable[str]) -> None:
-    """What the guest would compile at each import, as it cannot write into /in; pytest's own files among them.
-
-    Where this is another Python than the guest's, the guest does it itself.
-    """
+    """What the guest would compile at each import, as it cannot write into /in; another Python does it itself."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment.update(PYTHONPATH=str(stage / "site"), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     settings = ["-p", "pytest_timeout", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers"]
@@ -151,10 +147,7 @@ def limit_of(parts: Sequence[Part]) -> int:
 def boot(
     layout: str, stage: Path, out: Path, parts: Sequence[Part], plan: dict[str, Any], settings: Mapping[str, str]
 ) -> Machine:
-    """Boot once and run the parts with ``settings`` in their environment; what they left.
-
-    Waits while another machine runs. What a machine left that was lost on the way is there, too.
-    """
+    """Boot once, when no other machine runs, and run parts with ``settings`` in their environment; what they left."""
     (stage / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     values = {"PYTHONPATH": "/in/site", "CPUMOND_SLOWNESS": f"{SLOWNESS:g}", **settings}
     environment = "export " + " ".join(f"{name}={value}" for name, value in values.items())

@@ -1,8 +1,4 @@
-"""Runs inside the guest: the service asks Podman, at its own socket, at a user's and where Docker has its, with the
-drop-in of ``cpumond init`` and without; leaves what it saw in /out/facts.json for ``test_engine_sockets.py``.
-
-Podman answers to Docker's interface, too. Standard library only.
-"""
+"""Runs inside the guest: the service asks Podman at three sockets, as Docker's too, with a drop-in and without."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Runs inside the guest, before anything is installed: README's first lines in a checkout, as somebody types them in 80
-columns. Wheels of what pip would fetch are in /in/wheels: a guest has no network. Standard library only.
-"""
+"""Runs inside the guest, before anything is installed: README's first lines in a checkout, typed in 80 columns."""
 
 import fcntl
 import hashlib
@@ -70,10 +68,7 @@ class FirstMinutes:
 
 
 class Line(threading.Thread):
-    """A line of shell, with a terminal or without one and any input; ``is_told``: all words were seen, or it ended.
-
-    ``seen``: what it said so far, seconds until anything and until each of the words was seen; at last the exit code.
-    """
+    """A line of shell; ``is_told``: it ended or said all words; ``seen``: output, and seconds until each."""
 
     def __init__(
         self, line: str, folder: str, env: dict[str, str], has_terminal: bool, words: tuple[str, ...] = ()

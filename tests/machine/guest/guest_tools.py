@@ -93,10 +93,7 @@ def read_journal(*options: str) -> str:
 
 
 def journal_cursor(unit: str) -> str:
-    """Where the journal of a unit ends now, for ``journal_after`` of the same unit; "" where it has none.
-
-    Of the unit, since systemd before 255 leaves out the first entry after a cursor that the filter does not match.
-    """
+    """Of the unit: systemd before 255 leaves out the first entry after a cursor that the filter does not match."""
     return read_journal("-u", unit, "--show-cursor", "-n1", "-q").rpartition("cursor: ")[2].strip()
 
 
@@ -127,10 +124,7 @@ def add_address(address: str) -> None:
 
 
 def live_through(steps: Sequence[Step], stop_after: Callable[[Step], bool] = lambda _: False) -> None:
-    """Do the steps; the facts of each, and at last the journal, are in /out. A failed step leaves its traceback.
-
-    MACHINE_STEPS names those to do, separated by commas, where time is short.
-    """
+    """Facts of each step, a failed one's traceback, and the journal are in /out. MACHINE_STEPS names those to do."""
     facts: dict[str, Any] = {}
     wanted = os.environ.get("MACHINE_STEPS", "")
     for step in steps:

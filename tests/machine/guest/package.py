@@ -1,6 +1,4 @@
-"""Runs inside the guest: the Debian package from its first installation to its purge, with a job whose limit the agent
-lowers; leaves what it saw in /out/facts.json for ``test_package.py`` to judge. Standard library only.
-"""
+"""Runs inside the guest: the Debian package from installation to purge, with a job whose limit the agent lowers."""
 
 import contextlib
 import glob
@@ -107,10 +105,7 @@ def states() -> dict[str, str]:
 
 
 def watch_while(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do it, and look at the jobs' quotas, whether the agent lives and whether files are being replaced, all the time.
-
-    ``lowered_alone_s`` is the longest time in which a quota was lowered and no agent was there to raise it.
-    """
+    """Do it and watch; ``lowered_alone_s``: how long a quota was lowered at most with no agent there to raise it."""
     pid = show(UNIT, "MainPID")
     over = threading.Event()
     seen: dict[str, Any] = {"lowered_alone_s": 0.0, "while_unpacking": [], "looks": 0, "unpacking_looks": 0}
@@ -218,10 +213,7 @@ def press_tab(shell: str, typed: str) -> str:
 
 
 def set_pace() -> None:
-    """What the test needs besides the README's configuration: short periods, and mounts.
-
-    cpu and cpuacct are mounted apart here, and systemd puts units into the first alone: CPU time is that of cgroup2.
-    """
+    """Short periods, and CPU time of cgroup2: cpu and cpuacct are apart here, and systemd knows only the first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
     write_file(MOUNTS, "".join(line for line in lines if "cpuacct" not in line))
     write_file(CONF_D / "05-pace.toml", FAST)
@@ -413,11 +405,7 @@ def remove() -> dict[str, Any]:
 
 
 def kill_agent() -> float | None:
-    """An agent outside its unit is killed where nothing puts the limits back, and nobody notices; how long it took to
-    lower them.
-
-    Run by root, it may tell systemd about the unit's limit without polkit: that has to come back as well.
-    """
+    """How long an agent took to lower limits that was killed where nothing restores them; root needs no polkit."""
     with open("/out/agent.log", "w") as log:
         agent = subprocess.Popen(["cpumond", "agent", "--config", CONFIG], stdout=log, stderr=log)
         lowered_s = wait(lambda: is_lowered() and read_settings()["property"] != "1s")

@@ -1,8 +1,4 @@
-"""Runs inside the guest, once before and once after each of two reboots: an orderly one, and one without a shutdown.
-
-An agent holds a unit's limit down, and a job on reclaimed CPU runs; each run adds what it saw to
-/out/reboot/facts.json.
-"""
+"""Runs inside the guest before and after an orderly reboot and a hard one, with a low limit and a reclaiming job."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Runs inside the guest: the scheduler as its unit has it, from the first start to the end, with its shipped
-configuration; leaves what it saw in /out/facts.json for ``test_scheduler_service.py`` to judge. Standard library only.
-"""
+"""Runs inside the guest: the scheduler as its unit and its shipped configuration have it, from first start to end."""
 
 import hashlib
 import json

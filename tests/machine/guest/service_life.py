@@ -1,8 +1,4 @@
-"""Runs inside the guest: installs the service, lives its life once, and leaves what it saw in /out/facts.json.
-
-``test_service_life.py`` on the host judges the facts. Standard library only; every wait is for an event, by polling,
-with a deadline. A step that fails leaves its traceback as its fact, and the later steps still run.
-"""
+"""Runs inside the guest: installs the service and lives its life; ``test_service_life.py`` judges the facts."""
 
 import json
 import os
@@ -204,11 +200,7 @@ def install() -> dict[str, Any]:
 
 
 def fresh() -> dict[str, Any]:
-    """The first start with the configuration as it is shipped.
-
-    To enable a unit makes systemd reload, and that writes its own units' limits again: who writes to files is looked
-    at over a restart.
-    """
+    """As shipped. Enabling a unit makes systemd write its own limits again: writers are seen over a restart."""
     before, cursor = LimitFiles(), journal_cursor(UNIT)
     answer = systemctl("enable", "--now", UNIT)
     files = LimitFiles()
@@ -317,10 +309,7 @@ def wait_for_ticks(number: int) -> float | None:
 
 
 def reload() -> dict[str, Any]:
-    """New settings come into force in the same process; a wrong file changes nothing.
-
-    Each time with another floor: the limit goes there, stays while the wrong file is there, and leaves it with them.
-    """
+    """A wrong file changes nothing. Each has another floor: the limit stays while it is there, else it moves."""
     DROP_IN.write_text(HIGH)
     restart, high_s = systemctl("restart", UNIT), wait(lambda: quota_us() == HIGH_FLOOR_US)
     pid = show("MainPID")
@@ -368,10 +357,7 @@ def signalled() -> dict[str, Any]:
 
 
 def reexec() -> dict[str, Any]:
-    """PID 1 is replaced: it still hears the agent afterwards, for longer than the watchdog would wait.
-
-    Writes are paused meanwhile: what changes is not the agent's doing.
-    """
+    """PID 1 is replaced, and must hear the agent for longer than the watchdog waits; writes are paused meanwhile."""
     lowered_s = wait(is_lowered)
     PAUSE.touch()
     wait_for_ticks(2)
@@ -507,8 +493,7 @@ def leave_lowered() -> dict[str, Any]:
 
 
 def wrong_config() -> dict[str, Any]:
-    """A configuration that is wrong at the start: one try, the reason in the journal, and a limit that was left low is
-    put back all the same."""
+    """One try, the reason in the journal, and a limit that was left low is put back all the same."""
     left = leave_lowered()
     DROP_IN.write_text(WRONG)
     answer = systemctl("start", UNIT)

@@ -1,7 +1,4 @@
-"""Runs inside the guest: what every executor does (``executor_contract.py``), for the kind "systemd".
-
-Leaves the outcome of each test in /out/facts.json.
-"""
+"""Runs inside the guest: what every executor does (``executor_contract.py``), for the kind "systemd"."""
 
 import itertools
 import json

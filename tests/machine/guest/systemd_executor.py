@@ -1,10 +1,4 @@
-"""Runs inside the guest: what of the executor of kind "systemd" the contract of all executors does not ask.
-
-Leaves what it saw in /out/facts.json.
-
-``test_systemd_executor.py`` on the host judges the facts. A step that fails leaves its traceback as its fact, and the
-later steps still run. As ``systemd_executor.py NAME`` it is one of the processes of a step.
-"""
+"""Runs inside the guest: what only the executor of kind "systemd" does; with a NAME it is a process of a step."""
 
 import contextlib
 import json

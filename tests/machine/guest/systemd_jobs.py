@@ -1,8 +1,4 @@
-"""Runs inside the guest: scheduler, hardened agent and jobs as units; leaves what it saw in /out/facts.json.
-
-``test_systemd_jobs.py`` on the host judges the facts. A step that fails leaves its traceback as its fact, and the later
-steps still run.
-"""
+"""Runs inside the guest: scheduler, hardened agent and jobs as units; ``test_systemd_jobs.py`` judges the facts."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""Runs inside the guest: the agent and units whose limits it moves; leaves what it saw in /out/facts.json.
-
-``judge_units.py`` on the host judges the facts. It runs on every layout of cgroups: where the limit files are is read
-from /proc/self/mountinfo.
-"""
+"""Runs inside the guest, on every layout of cgroups: the agent and units; ``judge_units.py`` judges the facts."""
 
 import http.client
 import json
@@ -163,10 +159,7 @@ def property_us(unit: str = UNIT) -> int:
 
 
 def has_quota(quota: int, unit: str = UNIT) -> bool:
-    """systemd and the kernel say this quota; the period is 100 ms.
-
-    That they say the same can be so for a moment before, too: what systemd was told first is late in both.
-    """
+    """Both can say so a moment before, too: what systemd was told first is late in both."""
     return quota_us(unit) == quota and property_us(unit) == 10 * quota
 
 
@@ -295,11 +288,7 @@ def lowers() -> dict[str, Any]:
 
 
 def reloads() -> dict[str, Any]:
-    """``daemon-reload`` and ``daemon-reexec`` change nothing.
-
-    Tried again where the agent itself has moved the limit meanwhile: an emulated processor that the host lets wait
-    counts the wait as CPU time of whoever ran, and the quota holds that one back for it.
-    """
+    """Again where the agent moved the limit: an emulated processor's waits for the host count as its CPU time."""
     for _ in range(RELOAD_ATTEMPTS):
         settle()
         cursor = journal_cursor(AGENT)

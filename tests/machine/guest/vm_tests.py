@@ -1,8 +1,4 @@
-"""Runs inside the guest: the integration tests that touch cgroups, with this guest's kernel and layout.
-
-What is run stands in /in/plan.json (``test_vm.py`` writes it). How each test went, and which were left out and why, is
-in /out/facts.json.
-"""
+"""Runs inside the guest: the integration tests that touch cgroups and stand in /in/plan.json of ``test_vm.py``."""
 
 import importlib
 import json
