@@ -42,9 +42,6 @@ def beat(scheduler: SchedulerProcess, node_id: str, incarnation: str, sequence: 
     return answer.status_code, answer.text
 
 
-# ---- nodes
-
-
 def test_a_pattern_says_which_nodes_a_token_is_for(scheduler: SchedulerProcess) -> None:
     """Which roles may play nodes at all is in the table of ``test_access_table.py``."""
     start_with_tokens(scheduler, "node:rack1-*", "node:victim")
@@ -64,8 +61,6 @@ def test_a_pattern_says_which_nodes_a_token_is_for(scheduler: SchedulerProcess) 
         assert status == 403
         assert "is for nodes that match 'rack1-*', and this is 'victim'" in text
 
-
-# ---- takeovers
 
 RUN = "0123456789abcdef-the-rest-is-a-secret"
 
@@ -114,8 +109,6 @@ def test_a_key_or_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: S
     assert "was replaced by the later run" in register(scheduler, "n1", "b", key="k1")[1]
     assert b"k1" not in (scheduler.state_dir / "scheduler.db").read_bytes()
 
-
-# ---- the address that needs no tokens
 
 ASK = """
 import encodings.idna, http.client, json, os, socket, sys

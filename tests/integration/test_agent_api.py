@@ -61,9 +61,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
     process.close()
 
 
-# ---- requests that are wrong
-
-
 def test_a_large_body_is_refused_while_it_is_sent(shared: AgentProcess):
     """A gigabyte is announced; the answer comes long before that is sent."""
     with socket.socket(socket.AF_UNIX) as client:
@@ -106,9 +103,6 @@ def test_noise_on_tcp_is_answered_and_not_logged(noise: bytes, shared: AgentProc
     assert "library_message" not in shared.log()
 
 
-# ---- many clients, slow clients
-
-
 @pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX:"])
 def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentProcess):
     """A scraper that came first from another address gets its answer after them all."""
@@ -140,9 +134,6 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
         wait_until(lambda: agent.get("/v1/status").get("tick", 0) > tick + 3, "ticks go on")
         # It ends while they still have not read.
         assert agent.stop() == 0
-
-
-# ---- addresses and the life of the sockets
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -23,9 +23,6 @@ def set_limit(cgroups: CgroupTree, name: str, quota_us: int, period_us: int = 10
     cgroups.write(name, "burst_us", burst_us)
 
 
-# ---- following
-
-
 def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, agent):
     for name, quota_us in (("light", 150_000), ("idle", 150_000), ("busy", 30_000)):
         cgroups.make(name)
@@ -167,9 +164,6 @@ def test_a_cgroup_that_enters_the_idle_class_has_no_weight_any_more(cgroups, age
     assert agent.stop() == 0
     assert cgroups.read("idle", "cpu.idle") == "1"
     assert not [line for line in agent.log().splitlines() if "error" in line.lower()]
-
-
-# ---- the end
 
 
 def make_odd_jobs(cgroups: CgroupTree) -> dict[str, Settings]:

@@ -28,9 +28,6 @@ def no_errors(agent: AgentProcess) -> bool:
     return (counters["errors"], counters["write_errors"], agent.events("tick_failed")) == (0, 0, [])
 
 
-# ---- cgroups that come and go
-
-
 def test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job(cgroups, agent):
     make(cgroups, "a", "b")
     # Without rescans in the time of the test: the kernel says what comes and goes.
@@ -116,9 +113,6 @@ def test_two_hundred_jobs_come_and_go_without_a_trace(cgroups, agent):
     assert agent.run("restore").stdout.startswith("nothing to restore")
 
 
-# ---- the disk
-
-
 def in_namespace(agent: AgentProcess, mounts: str) -> None:
     """Start ``agent`` in a mount namespace of its own, after the commands ``mounts`` that nobody else sees."""
     agent.prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
@@ -170,8 +164,6 @@ def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_pa
     assert ("not a state file" if damage == "copy only" else str(agent.config_path)) in done.stderr
     assert ("nested too deep" in done.stderr) is (damage == "brackets")
 
-
-# ---- rights
 
 # Everything is imported first: nobody may not be allowed to read the interpreter's own directory.
 AS_NOBODY = """
@@ -252,9 +244,6 @@ def test_cgroups_that_cannot_be_written_are_reported_as_they_are(cgroups, agent)
     assert agent.stop() == 0
     assert agent.events("restore_failed") == []
     assert cgroups.read_all("a") == found
-
-
-# ---- without descriptors
 
 
 def test_jobs_leave_the_descriptors_that_limits_are_written_with(cgroups, agent):

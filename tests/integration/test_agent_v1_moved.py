@@ -38,9 +38,6 @@ def find_quotas(cgroups: CgroupTree) -> dict[str, str]:
     }
 
 
-# ---- other names
-
-
 def swap(cgroups: CgroupTree) -> None:
     for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
         rename(cgroups, old, new)
@@ -103,8 +100,6 @@ def test_a_cgroup_that_is_renamed_after_a_kill_gets_its_own_limit_back(cgroups, 
         assert run_command(["restore", "--quick"], {**os.environ, **environment}).returncode == 0
     assert find_quotas(cgroups) == kept
 
-
-# ---- mounts
 
 COVERS: dict[str, Callable[[CgroupTree], list[str]]] = {
     "unmounted": lambda tree: ["umount", "-l", tree.hierarchies.cpu_root],

@@ -16,9 +16,6 @@ def wait_checks(agent: AgentProcess, number: int = 4) -> None:
     wait_until(lambda: agent.get("/v1/status")["tick"] >= begin + number, f"{number} more ticks")
 
 
-# ---- quotas above
-
-
 def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
     cgroups.make("group")
     cgroups.write("group", "quota_us", 90_000)
@@ -77,9 +74,6 @@ def test_a_quota_above_delays_part_of_a_restore(cgroups, agent):
     cgroups.write("group", "quota_us", -1)
     assert agent.run("restore").returncode == 0
     assert cgroups.read_all("group/a") == found
-
-
-# ---- other writers
 
 
 def test_foreign_raises_above_what_was_found_outlive_the_agent(cgroups, agent):
@@ -156,9 +150,6 @@ def test_orders_that_no_agent_saw_before_it_was_killed_are_kept(cgroups, agent, 
         name: str(quota_us) for name, quota_us in orders.items()
     }
     assert cgroups.quota_cores("unordered") == 1.5
-
-
-# ---- policy
 
 
 def test_modes_of_node_source_operation_and_cgroup(cgroups, agent):

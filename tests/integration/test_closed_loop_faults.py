@@ -106,9 +106,6 @@ def job_of(loop: Loop, operation: str, job_id: str) -> dict[str, Any]:
     return found
 
 
-# ---- processes of ours that die
-
-
 def test_a_killed_agent_finds_its_jobs_again(own, gates):
     operation = own.start_operation("p", gates.command, monitor=SHRINKING, max_failed_job_count=1)
     [job] = own.await_running(operation)
@@ -176,9 +173,6 @@ def test_an_agent_that_cannot_write_starts_nothing_and_keeps_what_runs(own, gate
     own.await_state(blocked, "completed")
 
 
-# ---- the network
-
-
 @pytest.mark.parametrize("fault", ["cut", "half-open"])
 def test_a_network_that_fails_for_a_short_time_loses_nothing(network, gates, fault):
     loop = network.loop
@@ -227,9 +221,6 @@ def test_a_job_of_a_node_away_too_long_runs_elsewhere_and_ends_on_return(network
     assert counts(loop, operation) == {"completed": 1, "lost": 1}
     assert gates.starts == [job["id"], other["id"]]
     loop.await_no_jobs()
-
-
-# ---- overdraft
 
 
 def test_jobs_reserve_less_memory_than_allowed_until_their_node_is_short(own, tmp_path):

@@ -124,9 +124,6 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hi
     assert whole.leftovers() == []
 
 
-# ---- the command
-
-
 class Command:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(

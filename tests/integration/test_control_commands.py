@@ -99,9 +99,6 @@ def wait_for_reclaim(agent: AgentProcess, name: str, below_cores: float = 1.9) -
     wait_until(lambda: agent.job(name)["current_cpu_limit"] < below_cores, f"the limit of {name} goes down")
 
 
-# top
-
-
 @contextlib.contextmanager
 def top_of(agent: AgentProcess, columns: int, rows: int) -> Iterator[Terminal]:
     """``top`` on a terminal, once two frames were shown."""
@@ -119,9 +116,6 @@ def test_top_survives_a_restart_of_the_agent(running):
         agent.start()
         terminal.press("")
         terminal.wait("test-node")
-
-
-# explain
 
 
 def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_cgroup(running, cgroups):
@@ -154,9 +148,6 @@ def test_explain_of_no_job_is_69_and_names_those_there_are(shared):
     assert "job-1" in sentence
     assert refused(shared, "explain", "..")[0] == 69
     assert refused(shared, "explain", "")[0] == 69
-
-
-# job
 
 
 def test_a_job_is_added_listed_explained_and_removed(running, cgroups):
@@ -225,9 +216,6 @@ def test_without_the_rights_every_command_is_77(shared):
         assert done.returncode == 77, done.stderr
         assert "only root and the socket's group may connect to the agent; run as root" in done.stderr
         assert done.stdout == ""
-
-
-# doctor
 
 
 def test_doctor_sees_the_running_agent(shared):

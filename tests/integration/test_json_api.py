@@ -138,9 +138,6 @@ def server(tmp_path: Path) -> Iterator[LiveScheduler]:
         yield server
 
 
-# --- requests that are wrong
-
-
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "word"),
     [
@@ -177,9 +174,6 @@ def test_a_body_that_grows_beyond_the_limit_is_refused_without_a_length(shared):
         yield from [b" " * 10_000] * 10
 
     assert shared.client.post("/api/v1/trees", content=pieces()).status_code == 413
-
-
-# --- logs of jobs, and what jobs used
 
 
 def run_one(server: LiveScheduler) -> tuple[PlayedNode, str, str]:

@@ -104,9 +104,6 @@ def test_each_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> No
             assert part in section, f"{title} has no {part}"
 
 
-# ---- dashboards
-
-
 def read_board(path: Path) -> dict[str, Any]:
     board: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return board

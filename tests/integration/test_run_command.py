@@ -188,9 +188,6 @@ def test_a_log_is_followed_to_the_end_of_its_job(environment):
     assert (done.returncode, done.stdout) == (0, "first\nlast\n"), done.stderr
 
 
-# ---- commands that need an agent, at 80 and 40 columns, in a pipe, as JSON and CSV
-
-
 @pytest.fixture(scope="module")
 def operation(cluster: Cluster) -> str:
     return cluster.start_operation("p", "echo some text; sleep 1000", cpu_limit=0.2, title="long lived")

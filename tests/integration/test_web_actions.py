@@ -80,9 +80,6 @@ def test_a_token_is_asked_for_checked_and_forgotten(page, site):
     expect(dialog(page).get_by_label("Token", exact=True)).to_be_focused()
 
 
-# --- pools
-
-
 def test_a_pool_is_made_after_its_plan_was_shown(signed, site):
     page, before = signed, pools(site)
     site.open(page, "#/pools")
@@ -189,9 +186,6 @@ def test_what_is_odd_about_a_new_operation_is_told(signed, site, make_pool):
     press(page, "Show it")
     expect(dialog(page)).to_have_count(0)
     assert "#/operations/" in page.url
-
-
-# --- operations and jobs
 
 
 def test_an_operation_is_started_suspended_resumed_and_aborted(signed, site, make_pool):

@@ -39,9 +39,6 @@ def weight_of(scheduler: SchedulerProcess, pool: str) -> Any:
     return scheduler.get(f"trees/default/pools/{pool}")["weight"]
 
 
-# --- who, and what they may do
-
-
 def test_the_head_of_the_page_says_who_is_there(sign):
     who = sign("ann", "#/").get_by_title("You, and your tokens")
     expect(who).to_have_text("ann ml")
@@ -97,9 +94,6 @@ def test_an_access_list_is_changed_and_holds_at_once(sign, scheduler):
     press(page, "Save")
     expect(section.get_by_role("row").filter(has_text="ann, ben")).to_have_count(0)
     expect(user.get_by_role("button", name="Change", exact=True)).to_have_attribute("aria-disabled", "true")
-
-
-# --- what happened
 
 
 def test_a_change_is_undone_after_its_plan_was_shown(sign, scheduler):

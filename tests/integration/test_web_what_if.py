@@ -145,9 +145,6 @@ def test_a_node_is_cordoned_drained_and_uncordoned_after_its_plan(page, site):
     expect(page.get_by_role("heading", name=f"Last simulation: Cordon node {site.job['node_id']}")).to_be_visible()
 
 
-# ---- guarantees that are dragged
-
-
 def test_guarantees_are_tried_copied_applied_and_undone(page, site, tmp_path):
     def guaranteed() -> float:
         attributes = site.cluster.get("/api/v1/trees/default/pools/p")["attributes"]

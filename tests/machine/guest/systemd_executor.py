@@ -127,9 +127,6 @@ def sh(script: str, *arguments: str) -> list[str]:
     return ["sh", "-c", script, "sh", *arguments]
 
 
-# ---- the steps
-
-
 def install() -> dict[str, Any]:
     """The slices as a package would install them; the memory controller becomes systemd's, as on a real host."""
     install_files({f"systemd/{name}": f"/usr/lib/systemd/system/{name}" for name in (JOBS_SLICE, IDLE_SLICE)})
@@ -314,9 +311,6 @@ def no_rights() -> None:
 
 def rights() -> dict[str, Any]:
     return run(sys.executable, __file__, "no_rights")
-
-
-# ---- in the hardened service
 
 
 SERVICE_TEST_CONF = """[Service]

@@ -149,9 +149,6 @@ def wait_node(jobs: int) -> float | None:
     return wait(is_there)
 
 
-# ---- the steps
-
-
 def install() -> dict[str, Any]:
     """As a package would do it; the memory controller becomes systemd's, as on a real host."""
     install_files({**SERVICE_FILES, "systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})

@@ -97,7 +97,6 @@ CPUQuota=200%
 User=nobody
 KillMode=control-group
 """
-# ---- the layout
 
 
 def find_mounts() -> tuple[int, str, list[str]]:
@@ -136,9 +135,6 @@ def write_quota(path: str, quota_us: int) -> None:
 
 def read_weight(path: str) -> int:
     return int(Path(CPU_ROOT, path, "cpu.weight" if VERSION == 2 else "cpu.shares").read_text())
-
-
-# ---- what the steps look at
 
 
 def quota_us(unit: str = UNIT) -> int:
@@ -234,9 +230,6 @@ def settle() -> float | None:
     """Until the unit is at its least limit, and systemd knows."""
     set_load(False)
     return wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
-
-
-# ---- the steps
 
 
 def install() -> dict[str, Any]:
