@@ -78,9 +78,6 @@ def private(node: FakeNode) -> Caller:
     return Caller(node.agent, make_private_app)
 
 
-# ---- health
-
-
 def test_before_the_first_tick_it_is_alive_and_not_ready(public: Caller, private: Caller):
     assert public("GET", "/healthz").json() == {"status": "ok"}
     answer = public("GET", "/readyz")
@@ -108,9 +105,6 @@ def test_ready_while_ticks_come_and_not_when_they_stop(node: FakeNode, public: C
         assert public("GET", "/readyz").status_code == code
 
 
-# ---- what is where
-
-
 def test_the_public_application_has_metrics_and_health_only(node: FakeNode, public: Caller):
     node.start()
     before = (node.files("a"), node.agent.context.registered.content)
@@ -134,8 +128,7 @@ def test_the_public_application_is_read_only(path: str, node: FakeNode, public: 
         assert answer.status_code == 405
         assert answer.json() == {"error": f"{method} {path}: Method Not Allowed", "exit_code": 69}
     answer = public("GET", path)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == TYPES[path]
+    assert (answer.status_code, answer.headers["content-type"]) == (200, TYPES[path])
     assert public("HEAD", path).content == b""
 
 
@@ -145,9 +138,6 @@ def test_the_private_application_has_everything(ticking: FakeNode, private: Call
     assert private("PUT", "/v1/jobs/a/pin", b'{"cpu_limit": 2}').json()["pinned_cpu_limit"] == 2.0
     assert ticking.cores("a") == 2.0
     assert private("DELETE", "/v1/jobs/a/pin").json()["pinned_cpu_limit"] is None
-
-
-# ---- what is wrong with a request
 
 
 NO_OBJECTS = [
@@ -208,8 +198,6 @@ def test_a_failure_behind_a_request(
     failures = [record for record in logs if record["event"] == "request_failed"]
     assert [record["path"] for record in failures] == (["/v1/registered"] if status == 500 else [])
 
-
-# ---- the page
 
 PAGE_PATHS = ["/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/a/explain"]
 
@@ -286,9 +274,6 @@ def test_the_page_shows_what_the_control_socket_does(ticking: FakeNode, page: Ca
     explained = page("GET", "/api/v1/jobs/a/explain", host="localhost").json()
     assert explained == private("GET", "/v1/jobs/a/explain").json()
     assert explained["samples"]["at"] == []
-
-
-# ---- the thread
 
 
 @pytest.fixture

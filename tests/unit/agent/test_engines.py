@@ -117,8 +117,7 @@ def test_a_kubelet_or_a_runtime_by_the_address(tmp_path: Path) -> None:
     kubelet = make("https://127.0.0.1:10250")
     assert isinstance(kubelet, KubeletEngine)
     assert kubelet.access.token_file == f"{SERVICE_ACCOUNT}/token"
-    assert kubelet.access.ca_file == f"{SERVICE_ACCOUNT}/ca.crt"
-    assert kubelet.access.node_name == "node-7"
+    assert (kubelet.access.ca_file, kubelet.access.node_name) == (f"{SERVICE_ACCOUNT}/ca.crt", "node-7")
     given = make("https://127.0.0.1:10250", token_file="/t", ca_file="/c")  # noqa: S106 - the name of a file
     assert isinstance(given, KubeletEngine)
     assert (given.access.token_file, given.access.ca_file) == ("/t", "/c")

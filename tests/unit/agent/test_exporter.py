@@ -14,20 +14,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond import __version__
+from cpumond.agent import exporter
 from cpumond.agent.config import Metrics
 from cpumond.agent.discovery import FoundJob
-from cpumond.agent.exporter import (
-    JOB_COUNTERS,
-    JOB_GAUGES,
-    OTHERS,
-    SUMS,
-    AgentMetrics,
-    choose_jobs,
-    choose_operations,
-    is_throttled_by_us,
-    write_pressure,
-    write_series,
-)
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.agent.totals import RunTotals
@@ -72,7 +61,7 @@ def make_snapshot(*jobs: TrackedView, tick: int = 1, **changes: object) -> TickS
 
 
 def encode(snapshot: TickSnapshot | None, settings: Metrics | None = None, stats: ReporterStats | None = None) -> str:
-    metrics = AgentMetrics(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
+    metrics = exporter.AgentMetrics(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
     return metrics.encode().decode()
 
 
@@ -84,14 +73,14 @@ def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_p
     own = tmp_path / "jobs" / "a" / "cpu.pressure"
     own.write_text(some.format(1_500_000))
     jobs = [make_job("a"), make_job("b")]
-    samples = read_samples(write_pressure(jobs, str(tmp_path), str(host)))
+    samples = read_samples(exporter.write_pressure(jobs, str(tmp_path), str(host)))
     assert samples == {
         ("cpumond_node_cpu_pressure_seconds_total", frozenset({("kind", "some")})): 2.5,
         ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")})): 1.5,
     }
     ticks = iter(range(1, 9))
     snapshot = make_snapshot(make_job("a"))
-    metrics = AgentMetrics(
+    metrics = exporter.AgentMetrics(
         lambda: msgspec.structs.replace(snapshot, tick=next(ticks)), Metrics, ReporterStats, str(tmp_path)
     )
     for seconds in (1.5, 3.0):
@@ -100,8 +89,8 @@ def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_p
     own.unlink()
     host.unlink()
     assert "cpumond_job_cpu_pressure_seconds_total" not in metrics.encode().decode()
-    assert write_pressure(jobs, str(tmp_path), str(host)) == ""
-    assert write_pressure(jobs, None, str(host)) == ""
+    assert exporter.write_pressure(jobs, str(tmp_path), str(host)) == ""
+    assert exporter.write_pressure(jobs, None, str(host)) == ""
 
 
 def read_samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -333,7 +322,7 @@ def test_an_odd_name_reads_back_as_it_was(name):
 def test_a_name_takes_one_line_whatever_it_is(name):
     """A label ends at a quote that is not escaped, a sample at a newline; neither comes from a name."""
     label = r'[a-z_]+="([^"\\]|\\["\\n])*"'
-    for line in write_series([make_job(name, name)], Metrics()).split("\n"):
+    for line in exporter.write_series([make_job(name, name)], Metrics()).split("\n"):
         if line and not line.startswith("#"):
             assert re.fullmatch(rf"[a-z_]+\{{{label}(,{label})*\}} \S+", line), line
 
@@ -346,7 +335,7 @@ def test_a_name_that_is_no_unicode_does_not_take_all_metrics_away():
 @given(st.floats())
 def test_a_value_reads_back_exactly(number):
     job = make_job(state=msgspec.structs.replace(STATE, smoothed_cores=number))
-    text = write_series([job], Metrics())
+    text = exporter.write_series([job], Metrics())
     found = value(text, "cpumond_job_smoothed_cpu_usage_cores", job_id="job")
     assert found == number or (math.isnan(found) and math.isnan(number))
 
@@ -356,7 +345,7 @@ def test_a_value_that_is_not_known_is_left_out():
     state = msgspec.structs.replace(STATE, smoothed_cores=None, base=None)
     text = encode(make_snapshot(make_job(state=state, decision=None)))
     present = {name for name, labels in read_samples(text) if ("job_id", "job") in labels}
-    assert {**JOB_GAUGES, **JOB_COUNTERS}.keys() - present == {
+    assert {**exporter.JOB_GAUGES, **exporter.JOB_COUNTERS}.keys() - present == {
         "cpumond_job_cpu_usage_cores",
         "cpumond_job_smoothed_cpu_usage_cores",
         "cpumond_job_throttled_ratio",
@@ -370,7 +359,7 @@ def test_a_value_that_is_not_known_is_left_out():
 
 def test_the_top_jobs_are_those_with_most_cpu_reclaimed():
     jobs = [make_job(f"j{limit}", current_cores=float(limit)) for limit in (3, 1, 4, 2)]
-    chosen = choose_jobs(jobs, Metrics(job_series="top", max_jobs=2))
+    chosen = exporter.choose_jobs(jobs, Metrics(job_series="top", max_jobs=2))
     assert [job.found.job_id for job in chosen] == ["j1", "j2"]
 
 
@@ -388,12 +377,12 @@ def test_totals_count_every_job_whatever_has_series(series, maximum):
 
 def test_operations_beyond_the_maximum_are_one_series_and_sums_match():
     jobs = [make_job(f"j{number}", name) for number, name in enumerate("abcadb")]
-    groups = choose_operations(jobs, 2)
-    assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, OTHERS: 2}
+    groups = exporter.choose_operations(jobs, 2)
+    assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, exporter.OTHERS: 2}
     jobs = [make_job(f"j{number}", f"op{number % 7}", current_cores=0.5 * number) for number in range(20)]
     for limit in (0, 3, 100):
         samples = read_samples(encode(make_snapshot(*jobs), Metrics(max_jobs=limit)))
-        for name in SUMS:
+        for name in exporter.SUMS:
             parts = [number for (found, _), number in samples.items() if found == f"cpumond_operation_{name}"]
             assert len(parts) == min(limit + 1, 7)
             assert sum(parts) == samples[f"cpumond_node_{name}", frozenset()]
@@ -433,7 +422,7 @@ def test_jobs_by_status_add_up():
 )
 def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
     job = make_job(**changes)
-    assert is_throttled_by_us(job) is expected
+    assert exporter.is_throttled_by_us(job) is expected
     text = encode(make_snapshot(job, make_job("other", "op2", decision=None)))
     assert value(text, "cpumond_node_throttled_jobs") == expected
     assert value(text, "cpumond_operation_throttled_jobs", operation_id="op") == expected
@@ -445,7 +434,7 @@ def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
 def test_a_tick_is_encoded_once_and_nothing_is_kept_before_the_first():
     snapshots: list[TickSnapshot | None] = [None]
     encodings = []
-    metrics = AgentMetrics(lambda: snapshots[-1], Metrics, lambda: encodings.append(1) or ReporterStats())
+    metrics = exporter.AgentMetrics(lambda: snapshots[-1], Metrics, lambda: encodings.append(1) or ReporterStats())
     assert metrics.encode() != b""
     metrics.encode()
     assert len(encodings) == 2

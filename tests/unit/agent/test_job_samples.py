@@ -41,10 +41,8 @@ def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: 
     assert told["at"] == pytest.approx([end - 2, end], abs=0.001)
     assert told["usage"] == pytest.approx([0.7, 0.3])
     assert told["smoothed"] == pytest.approx([0.4, 0.4])  # smoothing_factor = 1: the last usage
-    assert told["limit"] == [2.0, 0.5]
-    assert told["floor"] == [0.5, 0.5]
-    assert told["lower_bound"] == pytest.approx([1.2, 0.3])
-    assert told["upper_bound"] == pytest.approx([1.8, 0.45])
+    assert (told["limit"], told["floor"]) == ([2.0, 0.5], [0.5, 0.5])
+    assert (told["lower_bound"], told["upper_bound"]) == (pytest.approx([1.2, 0.3]), pytest.approx([1.8, 0.45]))
     assert told["votes_sum"] == [-2, -2]
     for ratio in (0.0, 0.0, 0.9, 0.3, 0.0, 0.1):
         node.tick(0.5, {"a": ratio})
@@ -127,11 +125,9 @@ def test_a_heartbeat_has_what_the_last_check_saw_and_what_was_summed_up(make_nod
     node.tick(0.25, {"a": 0.2})
     told = report(node)
     assert (told.ordered_cpu_seconds, told.throttled_cpu_seconds) == (12.0, pytest.approx(0.7))
-    assert told.late_cpu_seconds == pytest.approx(0.2)
-    assert told.reclaimed_cpu_seconds == pytest.approx(2.0 + 3.0)
+    assert (told.late_cpu_seconds, told.reclaimed_cpu_seconds) == (pytest.approx(0.2), pytest.approx(2.0 + 3.0))
     assert (told.cpu_usage, told.min_cpu_limit, told.votes_sum) == (pytest.approx(0.25), 0.5, -2)
-    assert told.throttled_ratio == pytest.approx(0.2)
-    assert told.cpu_seconds == pytest.approx(1.25)
+    assert (told.throttled_ratio, told.cpu_seconds) == (pytest.approx(0.2), pytest.approx(1.25))
 
 
 def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node: MakeNode):

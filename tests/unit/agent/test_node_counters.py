@@ -5,16 +5,8 @@ from pathlib import Path
 import pytest
 from fake_node import QUICK, FakeNode, source
 
+from cpumond.agent import state_file
 from cpumond.agent.limits.restore import run_restore
-from cpumond.agent.state_file import (
-    ENDS_FILE,
-    SERVICE_RESULTS,
-    STATE_FILE,
-    ServiceEnds,
-    count_service_end,
-    read_service_ends,
-    save,
-)
 from cpumond.core.errors import CreateError, StateFileError
 from cpumond.testing import v2_cgroup
 
@@ -23,25 +15,27 @@ FOUR = v2_cgroup(quota="400000 100000")
 
 def ends(place: Path) -> dict[str, int]:
     """Those that are not 0."""
-    return {result: count for result, count in read_service_ends(str(place)).items() if count}
+    return {result: count for result, count in state_file.read_service_ends(str(place)).items() if count}
 
 
 def test_ends_of_the_service_are_counted_by_result(tmp_path: Path) -> None:
-    assert read_service_ends(str(tmp_path)) == dict.fromkeys(SERVICE_RESULTS, 0)
-    with pytest.raises(CreateError, match=ENDS_FILE):
-        count_service_end(str(tmp_path / "missing"), "success")
+    assert state_file.read_service_ends(str(tmp_path)) == dict.fromkeys(state_file.SERVICE_RESULTS, 0)
+    with pytest.raises(CreateError, match=state_file.ENDS_FILE):
+        state_file.count_service_end(str(tmp_path / "missing"), "success")
     for result in ("success", "watchdog", "success", "a word of a later systemd"):
-        count_service_end(str(tmp_path), result)
+        state_file.count_service_end(str(tmp_path), result)
     assert ends(tmp_path) == {"success": 2, "watchdog": 1, "other": 1}
-    save(str(tmp_path / ENDS_FILE), ServiceEnds({"signal": -3, "strange": 5, "watchdog": 2}))
+    state_file.save(
+        str(tmp_path / state_file.ENDS_FILE), state_file.ServiceEnds({"signal": -3, "strange": 5, "watchdog": 2})
+    )
     assert ends(tmp_path) == {"watchdog": 2}, "a count that makes no sense is zero"
 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", b"cpumond-state 1 sha256=0\n{}", b"\xff" * 300])
 def test_a_damaged_file_is_zeros_and_counts_on(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / ENDS_FILE).write_bytes(damage)
+    (tmp_path / state_file.ENDS_FILE).write_bytes(damage)
     assert ends(tmp_path) == {}
-    count_service_end(str(tmp_path), "signal")
+    state_file.count_service_end(str(tmp_path), "signal")
     assert ends(tmp_path) == {"signal": 1}
 
 
@@ -65,12 +59,12 @@ def test_restore_counts_the_end_that_systemd_names(
     if result is not None:
         monkeypatch.setenv("SERVICE_RESULT", result)
     if damage == "nothing can be restored":
-        (state / STATE_FILE).write_bytes(b"rubbish")
+        (state / state_file.STATE_FILE).write_bytes(b"rubbish")
         with pytest.raises(StateFileError):
             run_restore(str(config))
     else:
         if damage:
-            (state / f"{ENDS_FILE}.new").mkdir()
+            (state / f"{state_file.ENDS_FILE}.new").mkdir()
         assert run_restore(str(config)).report.errors == []
     assert ends(state) == counted
 
@@ -94,7 +88,7 @@ def test_time_held_back_is_late_where_the_agent_holds_the_limit_down(make_node) 
     node.tick(0.4, {"b": 0.2})
     assert (node.snapshot().throttled_cpu_s, node.snapshot().late_cpu_s) == pytest.approx((0.7, 0.3))
     assert set(node.snapshot().service_ends.values()) == {0}
-    count_service_end(str(node.directory / "state"), "watchdog")
+    state_file.count_service_end(str(node.directory / "state"), "watchdog")
     node.kill_and_restart()
     assert node.snapshot().service_ends["watchdog"] == 1
 

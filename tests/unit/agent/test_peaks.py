@@ -74,9 +74,6 @@ def make_learned_node(make_node) -> FakeNode:
     return node
 
 
-# ---- over the agent's end
-
-
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_a_job_goes_on_with_its_caution_and_its_faded_peak(make_node, end):
     """After a kill, which keeps its limit, and after an end, which gives it back; new jobs begin as any other."""
@@ -161,9 +158,6 @@ def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
     assert after.peak_cores < before.peak_cores  # it has faded for as long as passed
     assert after.peak_at_s == pytest.approx(before.peak_at_s)
     assert after.held.at_s == pytest.approx(before.held.at_s)
-
-
-# ---- when it is written
 
 
 def test_it_is_written_when_it_is_due_and_something_changed(make_node, monkeypatch, logs):
@@ -320,8 +314,6 @@ def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node,
         os.close(reader)
 
 
-# ---- values
-
 S = MonitorSettings(limit_rule="peak", throttle_poll_s=0.0)
 HARD = 8.0
 steps = st.lists(
@@ -372,9 +364,6 @@ def test_a_peak_fades_with_time_and_is_no_more_than_the_jobs_cpu(first, passed_s
     faded = find_peak(before, S) * 2 ** (-passed_s / find_half_life_s(before, S))
     assert after.peak_cores == pytest.approx(min(faded, hard))
     assert after.limit_cores == hard
-
-
-# ---- a reload
 
 
 def names_of_writes(node: FakeNode) -> dict[str, int]:

@@ -37,8 +37,7 @@ def test_what_was_acknowledged_is_there_after_a_crash(directory):
     registered.pin("a", Pin(1.0))
     assert registered.remove("b")
     again = reopen(directory)
-    assert again.content.jobs == {"a": JOB}
-    assert again.content.pins == {"a": Pin(1.0)}
+    assert (again.content.jobs, again.content.pins) == ({"a": JOB}, {"a": Pin(1.0)})
     [found] = again.found_jobs()
     assert (found.job_id, found.operation_id, found.path, found.cpu_limit_cores, found.source, found.layer) == (
         "a", "op", "jobs/a", 2.0, None, {"mode": "shadow"},
@@ -68,8 +67,7 @@ def test_what_cannot_be_saved_is_not_acknowledged_and_not_done(directory):
     ):
         with pytest.raises(CreateError):
             change()
-    assert registered.content.jobs == {"a": JOB}
-    assert registered.content.pins == {}
+    assert (registered.content.jobs, registered.content.pins) == ({"a": JOB}, {})
 
 
 def test_a_damaged_registry_is_kept_aside_and_said(directory):

@@ -61,9 +61,6 @@ def plain(view: msgspec.Struct) -> Any:
     return msgspec.json.decode(msgspec.json.encode(view))
 
 
-# --- trees and pools
-
-
 def test_a_tree_shows_totals_and_counts(living):
     living.node("n1", cpu=4.0)
     living.create_pool("a", max_running_operation_count=1)
@@ -110,17 +107,13 @@ def test_a_pool_that_starves_says_when(living):
     living.update()
     living.update()
     shown = pool_views.view_pool(pool_views.find_pool(living.tree(), "a"), NOW + 10.0)
-    assert shown.scheduling_status == "below_fair_share"
-    assert shown.starves_in_s == pytest.approx(20.0)
+    assert (shown.scheduling_status, shown.starves_in_s) == ("below_fair_share", pytest.approx(20.0))
 
 
 def test_a_missing_pool_is_named(living):
     with pytest.raises(CommandError, match='Pool "x" does not exist in tree "default"') as caught:
         pool_views.find_pool(living.tree(), "x")
     assert caught.value.code == RESOLVE
-
-
-# --- operations and jobs
 
 
 def test_an_operation_before_while_and_after_it_runs(living):
@@ -241,9 +234,6 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
     assert listed() == started[::-1]
 
 
-# --- nodes
-
-
 def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.node("n1", cpu=4.0, tags=("gpu",))
     living.begin("a", 2)
@@ -270,9 +260,6 @@ def test_nodes_are_filtered_and_sorted(living):
     assert listed(tag="x", online=True) == ["n2"]
     assert listed(tree="none") == []
     assert listed(limit=1, offset=1) == ["n2"]
-
-
-# --- preemptions and alerts
 
 
 def record(number: int, **more: Any) -> PreemptionRecord:

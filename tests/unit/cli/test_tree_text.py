@@ -76,8 +76,7 @@ def test_yaml_is_what_a_person_would_write() -> None:
 @pytest.mark.parametrize("form", ["toml", "yaml", "json"])
 def test_each_form_says_the_same(form: Form) -> None:
     read = read_tree_text(write_tree("default", TREE, form), "f", form)
-    assert read.tree == "default"
-    assert read.tables == TREE
+    assert (read.tree, read.tables) == ("default", TREE)
 
 
 @pytest.mark.parametrize("form", ["toml", "yaml", "json"])

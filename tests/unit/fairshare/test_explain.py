@@ -41,9 +41,6 @@ def operation(name: str, parent: str, cores: float, **fields: object) -> Operati
     return Operation(name, parent, demand=cpu(cores), **fields)
 
 
-# ---- demand
-
-
 def test_an_element_that_has_all_it_asks_for():
     found = why("o", [Pool("q")], [operation("o", "q", 46.0)])
     assert (found.element, found.rule) == ("o", "demand")
@@ -65,9 +62,6 @@ def test_an_unknown_name_is_a_key_error():
 
 
 WEIGHTED = [operation("a", "q", 100.0, weight=1.0), operation("b", "q", 900.0, weight=3.0), operation("c", "q", 1.0)]
-
-
-# ---- one rule after the other
 
 
 LIMITED = operation("o", "q", 60.0, resource_limits=limit(46.0))
@@ -206,9 +200,6 @@ def test_limits_above_the_demand_are_not_mentioned():
     assert not any("limits" in line for line in found.lines)
 
 
-# ---- guarantees
-
-
 def test_a_strong_guarantee_when_nothing_is_left_to_share():
     pools = [
         Pool("q", strong_guarantee_resources=(None, 150.0, None, 2.0**36, None)),
@@ -335,9 +326,6 @@ def test_a_fifo_pool_that_puts_gangs_back():
     )
 
 
-# ---- the path as figures
-
-
 @pytest.mark.parametrize(
     ("name", "pools", "operations", "cuts"),
     [
@@ -356,9 +344,6 @@ def test_a_fifo_pool_that_puts_gangs_back():
 )  # fmt: skip
 def test_the_path_says_where_a_share_is_cut(name, pools, operations, cuts):
     assert [step.cut for step in why(name, pools, operations).path] == cuts
-
-
-# ---- size and numbers
 
 
 def test_a_chain_of_a_thousand_pools():

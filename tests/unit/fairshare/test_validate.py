@@ -79,9 +79,6 @@ def test_a_legal_tree_passes(snapshot):
     validate(snapshot)
 
 
-# ---- names and places
-
-
 TAKEN = "have this name; give each element one of its own"
 OF_ROOT = "this name is the root's; give it another name"
 EMPTY = "has an empty name; every pool and operation needs one of its own"
@@ -143,8 +140,6 @@ def test_names_may_be_of_any_script_and_are_shown_harmless():
     assert refusal(Snapshot(TOTAL, (Pool("a\n\x1b[2J", "x"),))).startswith('pool "a\\n\\x1b[2J": its parent')
     assert len(refusal(Snapshot(TOTAL, (Pool("n" * 10**6), Pool("n" * 10**6))))) < 200
 
-
-# ---- numbers
 
 WEIGHT = "weight: expected a finite number > 0 (at most 9.22e+18), got"
 AMOUNT = "expected a finite number in [0, 9.22e+18], got"
@@ -261,9 +256,6 @@ def test_some_child_of_a_fair_share_pool_is_heavier_than_epsilon(improved):
         validate(accompanied)
 
 
-# ---- order
-
-
 def names(pools: tuple[Pool, ...]) -> list[str]:
     return [pool.name for pool in pools]
 
@@ -296,9 +288,6 @@ def test_a_chain_of_a_thousand_pools_needs_no_recursion(step):
     ordered = order_pools(chain)
     assert names(ordered) == [f"p{n}" for n in range(1000)]
     validate(Snapshot(TOTAL, ordered, (Operation("o", "p999"),)))
-
-
-# ---- times and words
 
 
 @pytest.mark.parametrize("previous", [None, 0.0, -1e12])

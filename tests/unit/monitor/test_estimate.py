@@ -46,8 +46,7 @@ def test_bursts_that_last_throw_work_of_jobs_on_the_reclaimed_cpu_away() -> None
 
 def test_nothing_goes_below_the_floor() -> None:
     found = estimate(readings(*[0.1] * 400), 4.0, {"peak": MonitorSettings(limit_rule="peak", min_cpu_limit=1.5)})
-    assert found.rules["peak"].limit_cores == 1.5
-    assert found.rules["peak"].reclaimable_cores == pytest.approx(2.5)
+    assert (found.rules["peak"].limit_cores, found.rules["peak"].reclaimable_cores) == (1.5, pytest.approx(2.5))
     found = estimate(readings(*[0.1] * 400), 1.0, SETTINGS)
     assert {each.reclaimable_cores for each in found.rules.values()} == {0.0}
 
@@ -80,10 +79,8 @@ def test_gaps_and_counters_that_begin_anew_are_left_out() -> None:
     late += [CpuReading(late[0].total_cpu_s + 1.0, late[0].at_s + 1.0), CpuReading(0.5, late[0].at_s + 2.0)]
     late += [CpuReading(0.5, late[0].at_s + 2.0)]
     found = estimate([*rows, *late], 4.0, SETTINGS, longest_s=10.0)
-    assert found.watched_s == pytest.approx(11.0)
-    assert found.missing_s == pytest.approx(101.0)
-    assert found.used_cpu_s == pytest.approx(11.0)
-    assert found.used_cores == pytest.approx(1.0)
+    assert (found.watched_s, found.missing_s) == (pytest.approx(11.0), pytest.approx(101.0))
+    assert (found.used_cpu_s, found.used_cores) == (pytest.approx(11.0), pytest.approx(1.0))
 
 
 def test_one_reading_tells_nothing() -> None:
@@ -109,8 +106,7 @@ def test_several_together() -> None:
     one = estimate(readings(*[1.0] * 300), 4.0, SETTINGS)
     half = estimate(readings(*[2.0] * 150), 4.0, SETTINGS)
     both = add_up([one, half], 300.0)
-    assert both.used_cpu_s == pytest.approx(600.0)
-    assert both.used_cores == pytest.approx(2.0)
+    assert (both.used_cpu_s, both.used_cores) == (pytest.approx(600.0), pytest.approx(2.0))
     assert both.ordered_cores == pytest.approx(6.0)
     expected = one.rules["peak"].reclaimable_cores + half.rules["peak"].reclaimable_cores / 2.0
     assert both.rules["peak"].reclaimable_cores == pytest.approx(expected)

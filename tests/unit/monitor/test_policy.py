@@ -6,22 +6,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from cpumond.monitor import policy
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
-from cpumond.monitor.policy import (
-    check,
-    compute_floor,
-    compute_vote,
-    count_document_votes,
-    count_ytsaurus_votes,
-    decide,
-    move_hard,
-    rebase,
-    reject,
-    restart_at,
-    settle,
-    smooth,
-    step,
-)
 
 DEFAULTS = MonitorSettings()
 YTSAURUS = MonitorSettings(vote_mode="ytsaurus")
@@ -38,7 +24,7 @@ def steps(
     for _ in range(checks):
         at_s += 1.0
         usage_cores = usage(state) if callable(usage) else usage
-        state, decision = step(state, CpuReading(0.0, at_s), usage_cores, 1.0, throttled_ratio, s)
+        state, decision = policy.step(state, CpuReading(0.0, at_s), usage_cores, 1.0, throttled_ratio, s)
         results.append((decision, state))
     return results
 
@@ -56,17 +42,17 @@ def job(limit: float, hard: float = 10.0, smoothed: float | None = None, window:
 
 
 def test_a_failed_sample_changes_nothing_and_the_next_check_is_longer():
-    state, _ = check(start_state(10.0, 0.0), CpuReading(0.0, 0.0), 0.0, DEFAULTS)
-    failed, decision = check(state, None, 1.0, DEFAULTS)
+    state, _ = policy.check(start_state(10.0, 0.0), CpuReading(0.0, 0.0), 0.0, DEFAULTS)
+    failed, decision = policy.check(state, None, 1.0, DEFAULTS)
     assert failed is state
     assert decision == Decision("delay", 10.0, 10.0)
-    _, decision = check(failed, CpuReading(6.0, 2.0), 2.0, DEFAULTS)
+    _, decision = policy.check(failed, CpuReading(6.0, 2.0), 2.0, DEFAULTS)
     assert (decision.usage_cores, decision.interval_s) == (3.0, 2.0)
 
 
 def test_two_readings_of_the_same_moment_are_no_check():
-    state = rebase(start_state(10.0, 0.0), CpuReading(1.0, 5.0))
-    after, decision = check(state, CpuReading(2.0, 5.0), 5.0, DEFAULTS)
+    state = policy.rebase(start_state(10.0, 0.0), CpuReading(1.0, 5.0))
+    after, decision = policy.check(state, CpuReading(2.0, 5.0), 5.0, DEFAULTS)
     assert after is state
     assert decision.kind == "delay"
 
@@ -79,11 +65,11 @@ def test_a_new_identity_or_a_falling_counter_is_a_new_baseline(reading):
         usages=(3.0,),
         max_cpu_s=9.0,
     )
-    after, decision = check(state, reading, 11.0, DEFAULTS)
+    after, decision = policy.check(state, reading, 11.0, DEFAULTS)
     assert decision == Decision("base", 5.0, 5.0)
     assert (after.base, after.smoothed_cores, after.window, after.usages) == (reading, None, (), ())
     assert (after.limit_cores, after.max_cpu_s) == (5.0, 9.0)
-    again, _ = step(after, reading, 0.0, 1.0, 0.0, DEFAULTS)
+    again, _ = policy.step(after, reading, 0.0, 1.0, 0.0, DEFAULTS)
     assert again.smoothed_cores == 10.0
 
 
@@ -92,9 +78,9 @@ def test_a_new_identity_or_a_falling_counter_is_a_new_baseline(reading):
     [(0.0, -1), (math.nextafter(0.6, 0), -1), (0.6, 0), (0.75, 0), (0.9, 0), (math.nextafter(0.9, 1), 1), (2.0, 1)],
 )
 def test_vote_minus_1_below_lower_plus_1_above_upper_else_0(relative, vote):
-    assert compute_vote(relative, DEFAULTS) == vote
+    assert policy.compute_vote(relative, DEFAULTS) == vote
     window = (relative * 8.0,) * 4
-    assert count_document_votes(window, relative * 8.0, 8.0, DEFAULTS, 0.0)[1] == vote * 5
+    assert policy.count_document_votes(window, relative * 8.0, 8.0, DEFAULTS, 0.0)[1] == vote * 5
 
 
 def test_votes_are_cleared_after_a_decision_else_the_oldest_is_dropped():
@@ -108,24 +94,23 @@ def test_step_8_on_failure_soft_keeps_its_value_and_votes_stay_cleared():
     state = job(5.0, smoothed=5.0, window=(1, 1, 1, 1))
     decision, after = steps(state, 5.0, 1, YTSAURUS)[0]
     assert after.limit_cores == 7.25
-    failed = reject(after, decision)
+    failed = policy.reject(after, decision)
     assert (failed.limit_cores, failed.window, failed.smoothed_cores) == (5.0, (), 5.0)
     assert changes(steps(failed, 5.0, 9, YTSAURUS)) == [6]
 
 
 def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
     decision, after = steps(job(8.0, smoothed=0.0, window=(0.0,) * 4), 0.0, 1, DEFAULTS)[0]
-    settled = settle(after, decision, 7.8)
-    assert settled.limit_cores == 7.8
-    assert settled.preemptible_cpu_s == pytest.approx(2.2)
-    assert settle(after, decision, after.limit_cores) is after
+    settled = policy.settle(after, decision, 7.8)
+    assert (settled.limit_cores, settled.preemptible_cpu_s) == (7.8, pytest.approx(2.2))
+    assert policy.settle(after, decision, after.limit_cores) is after
 
 
 @pytest.mark.parametrize(
     ("count_votes", "before", "smoothed", "after"),
     [
-        (count_document_votes, (9.0,) * 5, 1.0, ((9.0, 9.0, 1.0), -1)),
-        (count_ytsaurus_votes, (-1, 0, 1, 1), 10.0, ((1, 1, 1), 3)),
+        (policy.count_document_votes, (9.0,) * 5, 1.0, ((9.0, 9.0, 1.0), -1)),
+        (policy.count_ytsaurus_votes, (-1, 0, 1, 1), 10.0, ((1, 1, 1), 3)),
     ],
 )
 def test_the_window_follows_a_smaller_vote_window_size(count_votes, before, smoothed, after):
@@ -134,9 +119,9 @@ def test_the_window_follows_a_smaller_vote_window_size(count_votes, before, smoo
 
 def test_check_takes_the_share_of_throttled_periods_from_the_counters():
     state = msgspec.structs.replace(job(2.0, smoothed=1.0), base=CpuReading(0.0, 0.0, nr_periods=10, nr_throttled=1))
-    quiet, decision = check(state, CpuReading(2.0, 1.0, nr_periods=20, nr_throttled=1), 1.0, DEFAULTS)
+    quiet, decision = policy.check(state, CpuReading(2.0, 1.0, nr_periods=20, nr_throttled=1), 1.0, DEFAULTS)
     assert (decision.kind, decision.throttled_ratio) == ("hold", 0.0)
-    _, decision = check(quiet, CpuReading(4.0, 2.0, nr_periods=30, nr_throttled=4), 2.0, DEFAULTS)
+    _, decision = policy.check(quiet, CpuReading(4.0, 2.0, nr_periods=30, nr_throttled=4), 2.0, DEFAULTS)
     assert (decision.kind, decision.throttled_ratio, decision.new_cores) == ("restore", 0.3, 10.0)
 
 
@@ -169,22 +154,22 @@ def test_restore_hold_keeps_the_limit_from_shrinking_until_it_ends():
     ],
 )
 def test_what_an_option_lets_a_sum_of_votes_do_to_5_cores_after_a_minute(votes_sum, given, limit):
-    assert decide(votes_sum, job(5.0), (), 60.0, MonitorSettings(**given)) == limit
+    assert policy.decide(votes_sum, job(5.0), (), 60.0, MonitorSettings(**given)) == limit
 
 
 @pytest.mark.parametrize(
     ("ratio", "hard", "floor"), [(0.0, 10.0, 1.0), (0.3, 10.0, 3.0), (0.05, 10.0, 1.0), (1.0, 10.0, 10.0)]
 )
 def test_min_limit_ratio_raises_the_floor(ratio, hard, floor):
-    assert compute_floor(hard, (), MonitorSettings(min_limit_ratio=ratio)) == floor
+    assert policy.compute_floor(hard, (), MonitorSettings(min_limit_ratio=ratio)) == floor
 
 
 def test_headroom_ratio_raises_the_floor_above_the_99th_percentile():
     s = MonitorSettings(headroom_ratio=0.5, vote_window_size=5)
-    assert compute_floor(10.0, (1.0, 4.0, 2.0), s) == 6.0
-    assert compute_floor(10.0, (9.0,), s) == 10.0
-    assert compute_floor(10.0, (), s) == 1.0
-    assert compute_floor(1000.0, (*[2.0] * 99, 100.0), s) == 3.0
+    assert policy.compute_floor(10.0, (1.0, 4.0, 2.0), s) == 6.0
+    assert policy.compute_floor(10.0, (9.0,), s) == 10.0
+    assert policy.compute_floor(10.0, (), s) == 1.0
+    assert policy.compute_floor(1000.0, (*[2.0] * 99, 100.0), s) == 3.0
     results = steps(start_state(10.0, 0.0), lambda st: 4.0 if st.max_cpu_s % 30.0 == 0.0 else 0.0, 300, s)
     assert results[-1][1].limit_cores == pytest.approx(6.0)
     assert all(len(state.usages) <= 5 for _, state in results)
@@ -192,11 +177,11 @@ def test_headroom_ratio_raises_the_floor_above_the_99th_percentile():
 
 def test_throttle_vote_counts_as_plus_1_against_any_limit():
     s = MonitorSettings(throttle_vote=True)
-    assert count_document_votes((0.0,) * 4, 0.0, 10.0, s, 0.1) == ((0.0, 0.0, 0.0, 0.0, math.inf), -3)
-    assert count_document_votes((0.0,) * 4, 0.0, 10.0, s, 0.0)[1] == -5
-    assert count_ytsaurus_votes((), 0.0, 10.0, s, 0.1) == ((1,), None)
-    assert count_ytsaurus_votes((), 0.0, 10.0, s, 0.0) == ((-1,), None)
-    assert count_ytsaurus_votes((), 0.0, 10.0, DEFAULTS, 0.1) == ((-1,), None)
+    assert policy.count_document_votes((0.0,) * 4, 0.0, 10.0, s, 0.1) == ((0.0, 0.0, 0.0, 0.0, math.inf), -3)
+    assert policy.count_document_votes((0.0,) * 4, 0.0, 10.0, s, 0.0)[1] == -5
+    assert policy.count_ytsaurus_votes((), 0.0, 10.0, s, 0.1) == ((1,), None)
+    assert policy.count_ytsaurus_votes((), 0.0, 10.0, s, 0.0) == ((-1,), None)
+    assert policy.count_ytsaurus_votes((), 0.0, 10.0, DEFAULTS, 0.1) == ((-1,), None)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +189,12 @@ def test_throttle_vote_counts_as_plus_1_against_any_limit():
     [
         (start_state(10.0, 0.0, limit_cores=3.0), 0.9 * 3.0),
         (start_state(10.0, 0.0, limit_cores=10.0), 10.0),
-        (move_hard(start_state(10.0, 0.0), 16.0), 16.0),
+        (policy.move_hard(start_state(10.0, 0.0), 16.0), 16.0),
     ],
     ids=["an adopted limit", "all of it, as a fresh job", "a job's CPU that changed first"],
 )
 def test_what_the_first_smoothed_value_is(state, seed):
-    assert smooth(state, 0.0, DEFAULTS) == seed
+    assert policy.smooth(state, 0.0, DEFAULTS) == seed
 
 
 @pytest.mark.parametrize(
@@ -217,16 +202,16 @@ def test_what_the_first_smoothed_value_is(state, seed):
 )
 def test_when_the_jobs_cpu_changes_the_limit_keeps_its_place_below_it(limit, hard, moved):
     state = job(limit, smoothed=5.0, window=(5.0,))
-    after = move_hard(state, hard)
+    after = policy.move_hard(state, hard)
     assert (after.hard_cores, after.limit_cores, after.seed_cores) == (hard, moved, moved)
     assert (after.smoothed_cores, after.window) == (5.0, (5.0,))
-    assert move_hard(state, 10.0) is state
+    assert policy.move_hard(state, 10.0) is state
 
 
 @pytest.mark.parametrize(("limit", "restarted"), [(7.0, 7.0), (99.0, 10.0)])
 def test_a_foreign_limit_starts_a_fresh_window_and_aggregates_go_on(limit, restarted):
     state = steps(job(4.0, smoothed=4.0), 4.0, 3, MonitorSettings(headroom_ratio=0.5))[-1][1]
-    after = restart_at(state, limit, 50.0)
+    after = policy.restart_at(state, limit, 50.0)
     assert (after.limit_cores, after.seed_cores, after.smoothed_cores) == (restarted, restarted, None)
     assert (after.window, after.usages, after.base, after.hold_until_s) == ((), (), None, 50.0)
     assert (after.smoothed_cpu_s, after.max_cpu_s) == (state.smoothed_cpu_s, state.max_cpu_s) == (12.0, 30.0)

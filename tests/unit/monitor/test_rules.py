@@ -6,33 +6,23 @@ import msgspec
 import pytest
 
 from cpumond.core.errors import ConfigError
-from cpumond.monitor import rules
-from cpumond.monitor.model import (
-    RULE_DEFAULTS,
-    CpuReading,
-    LimitRule,
-    MonitorSettings,
-    VoteMode,
-    check_together,
-    list_idle_options,
-    start_state,
-)
+from cpumond.monitor import model, rules
 from cpumond.monitor.policy import VOTE_MODES
 
-OPTIONS = {field.encode_name for field in msgspec.structs.fields(MonitorSettings)}
+OPTIONS = {field.encode_name for field in msgspec.structs.fields(model.MonitorSettings)}
 
 
 def test_every_rule_has_a_name_defaults_and_a_step():
-    assert set(rules.RULES) == set(RULE_DEFAULTS) == set(get_args(LimitRule))
+    assert set(rules.RULES) == set(model.RULE_DEFAULTS) == set(get_args(model.LimitRule))
 
 
 def test_every_way_to_count_votes_has_a_name():
-    assert set(VOTE_MODES) == set(get_args(VoteMode))
+    assert set(VOTE_MODES) == set(get_args(model.VoteMode))
 
 
-@pytest.mark.parametrize("rule", RULE_DEFAULTS)
+@pytest.mark.parametrize("rule", model.RULE_DEFAULTS)
 def test_options_that_say_nothing_under_a_rule_exist(rule):
-    assert set(RULE_DEFAULTS[rule].idle_options) <= OPTIONS
+    assert set(model.RULE_DEFAULTS[rule].idle_options) <= OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -48,20 +38,20 @@ def test_options_that_say_nothing_under_a_rule_exist(rule):
     ],
 )
 def test_looks_and_burst_that_are_not_given_depend_on_the_rule(given, poll_s, burst_ratio):
-    settings = msgspec.convert(given, MonitorSettings)
+    settings = msgspec.convert(given, model.MonitorSettings)
     assert (settings.poll_s, settings.burst_ratio) == (poll_s, burst_ratio)
 
 
 def test_another_rule_keeps_looks_and_burst_that_stand():
-    peak = msgspec.structs.replace(MonitorSettings(limit_rule="peak"), limit_rule="document")
+    peak = msgspec.structs.replace(model.MonitorSettings(limit_rule="peak"), limit_rule="document")
     assert (peak.throttle_poll_s, peak.burst_ratio) == (0.2, 1.0)
 
 
 def test_looks_below_10_ms_are_refused():
     for poll_s in (0.0, 0.01, 5.0):
-        check_together(MonitorSettings(throttle_poll_s=poll_s), "here")
+        model.check_together(model.MonitorSettings(throttle_poll_s=poll_s), "here")
     with pytest.raises(ConfigError) as caught:
-        check_together(MonitorSettings(throttle_poll_s=0.005), "file: monitor")
+        model.check_together(model.MonitorSettings(throttle_poll_s=0.005), "file: monitor")
     assert str(caught.value) == ("file: monitor: throttle_poll = 0.005s is too short; allowed: 0 for none, or >= 10ms")
 
 
@@ -96,43 +86,43 @@ def test_looks_below_10_ms_are_refused():
     ],
 )
 def test_options_without_effect_are_told(given: dict[str, Any], sentences: list[str]):
-    assert list_idle_options(msgspec.convert(given, MonitorSettings), given) == sentences
+    assert model.list_idle_options(msgspec.convert(given, model.MonitorSettings), given) == sentences
 
 
 def test_pressure_is_followed_by_default_only_under_a_weight():
     ratios = {
-        (rule, actuator): MonitorSettings(limit_rule=rule, actuator=actuator).pressure_restore_ratio
+        (rule, actuator): model.MonitorSettings(limit_rule=rule, actuator=actuator).pressure_restore_ratio
         for rule in rules.RULES
         for actuator in ("quota", "weight")
     }
     assert {key for key, ratio in ratios.items() if ratio} == {("peak", "weight")}
     assert ratios["peak", "weight"] == 0.1
-    off = MonitorSettings(limit_rule="peak", actuator="weight", pressure_restore_ratio=0.0)
+    off = model.MonitorSettings(limit_rule="peak", actuator="weight", pressure_restore_ratio=0.0)
     assert not off.follows_pressure
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_a_look_by_the_documents_rule_is_a_restore_or_nothing(ratio):
-    s = MonitorSettings(throttle_poll_s=0.2, throttle_restore_ratio=ratio)
+    s = model.MonitorSettings(throttle_poll_s=0.2, throttle_restore_ratio=ratio)
     assert s.poll_s == 0.0
-    base = CpuReading(0.0, 0.0)
-    state = msgspec.structs.replace(start_state(16.0, 0.0, 2.0), base=base, seen=base)
-    assert rules.look(state, CpuReading(0.4, 0.2, nr_periods=2, nr_throttled=2), s) is None
+    base = model.CpuReading(0.0, 0.0)
+    state = msgspec.structs.replace(model.start_state(16.0, 0.0, 2.0), base=base, seen=base)
+    assert rules.look(state, model.CpuReading(0.4, 0.2, nr_periods=2, nr_throttled=2), s) is None
 
 
 def test_only_options_that_are_given_are_told():
-    assert list_idle_options(MonitorSettings(limit_rule="peak"), ()) == []
+    assert model.list_idle_options(model.MonitorSettings(limit_rule="peak"), ()) == []
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_a_look_at_a_held_down_job_gives_everything_back(rule):
-    settings = MonitorSettings(limit_rule=rule, throttle_poll_s=0.2)
-    state = start_state(16.0, 0.0, limit_cores=4.0)
-    state, _ = rules.check(state, CpuReading(0.0, 0.0), 0.0, settings)
-    assert rules.look(state, CpuReading(0.8, 0.2), settings) is None
-    found = rules.look(state, CpuReading(0.8, 0.2, nr_periods=2, nr_throttled=1, throttled_s=0.05), settings)
+    settings = model.MonitorSettings(limit_rule=rule, throttle_poll_s=0.2)
+    state = model.start_state(16.0, 0.0, limit_cores=4.0)
+    state, _ = rules.check(state, model.CpuReading(0.0, 0.0), 0.0, settings)
+    assert rules.look(state, model.CpuReading(0.8, 0.2), settings) is None
+    found = rules.look(state, model.CpuReading(0.8, 0.2, nr_periods=2, nr_throttled=1, throttled_s=0.05), settings)
     assert found is not None
     after, decision = found
     assert (decision.kind, decision.old_cores, decision.new_cores) == ("restore", 4.0, 16.0)
     assert (after.limit_cores, after.late_cpu_s) == (16.0, 0.05)
-    assert rules.look(after, CpuReading(0.8, 0.4, nr_periods=4, nr_throttled=3), settings) is None
+    assert rules.look(after, model.CpuReading(0.8, 0.4, nr_periods=4, nr_throttled=3), settings) is None

@@ -815,8 +815,7 @@ def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path
     world = World(tmp_path)
     world.executor.broken = "no bus; start it"
     world.load()
-    assert world.offers == [False]
-    assert world.jobs.problem == "no job can be run: no bus; start it"
+    assert (world.offers, world.jobs.problem) == ([False], "no job can be run: no bus; start it")
     world.obey(make_order("j1", wait_s=20.0))
     assert (world.jobs.is_ready, world.jobs.next_deadline_s()) == (False, math.inf)
     world.executor.broken = ""
@@ -827,8 +826,7 @@ def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path
     world.advance(31.0)
     world.wait_for_workers()
     world.advance()
-    assert world.offers == [False, True]
-    assert world.executor.calls == []
+    assert (world.offers, world.executor.calls) == ([False, True], [])
     world.obey(make_order("j3"))
     assert world.executor.calls == [("start", "j3")]
     world.jobs.close()

@@ -12,21 +12,10 @@ from played_server import soon
 
 from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report.scheduler import SchedulerLink
-from cpumond.core.wire import (
-    FinishedJob,
-    Heartbeat,
-    HeartbeatAnswer,
-    JobLog,
-    JobReply,
-    JobReport,
-    JobRequest,
-    LogRequest,
-    NodeRegistration,
-    NodeResources,
-)
+from cpumond.core import wire
 
 NODES, HEARTBEATS = "/api/v1/nodes", "/api/v1/heartbeats"
-ACCEPTED = HeartbeatAnswer(True)
+ACCEPTED = wire.HeartbeatAnswer(True)
 LONG_S = 60.0
 
 
@@ -34,7 +23,7 @@ class Node:
     """A link with what it was told; ``calls`` takes the place of its own functions."""
 
     def __init__(self, options: LinkOptions, rng: random.Random, **calls: Any) -> None:
-        self.answers: queue.Queue[tuple[HeartbeatAnswer, float]] = queue.Queue()
+        self.answers: queue.Queue[tuple[wire.HeartbeatAnswer, float]] = queue.Queue()
         self.read: list[str] = []
         self.carried_out: list[tuple[str, float]] = []
         self.busy = 0
@@ -43,22 +32,22 @@ class Node:
         given = {"on_answer": self.take, "read_log": self.read_log, "carry_out": self.carry_out, **calls}
         self.link = SchedulerLink(options, make_registration(), rng=rng, **given)
 
-    def take(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
+    def take(self, answer: wire.HeartbeatAnswer, sent_at_s: float) -> None:
         self.answers.put((answer, sent_at_s))
 
-    def read_log(self, request: LogRequest) -> JobLog:
+    def read_log(self, request: wire.LogRequest) -> wire.JobLog:
         self.read.append(request.request_id)
-        return JobLog("node-1", request.request_id, b"\xff" * request.tail_bytes, 1000)
+        return wire.JobLog("node-1", request.request_id, b"\xff" * request.tail_bytes, 1000)
 
-    def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
+    def carry_out(self, request: wire.JobRequest, timeout_s: float) -> wire.JobReply | None:
         self.carried_out.append((request.request_id, timeout_s))
         time.sleep(self.slow_s)
         if self.busy > 0:
             self.busy -= 1
             return None
-        return JobReply("node-1", request.request_id, {"kind": request.kind})
+        return wire.JobReply("node-1", request.request_id, {"kind": request.kind})
 
-    def beat(self, *sequences: int, finished: Sequence[FinishedJob] = ()) -> HeartbeatAnswer:
+    def beat(self, *sequences: int, finished: Sequence[wire.FinishedJob] = ()) -> wire.HeartbeatAnswer:
         """Submit these heartbeats, each after the answer to the one before; the last answer."""
         for sequence in sequences:
             self.link.submit(msgspec.structs.replace(make_heartbeat(sequence), finished_jobs=list(finished)))
@@ -79,13 +68,13 @@ def linked(
         node.link.close(LONG_S)
 
 
-def make_registration(cpu: float = 8.0) -> NodeRegistration:
-    return NodeRegistration("node-1", "run-1", NodeResources(cpu=cpu))
+def make_registration(cpu: float = 8.0) -> wire.NodeRegistration:
+    return wire.NodeRegistration("node-1", "run-1", wire.NodeResources(cpu=cpu))
 
 
-def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
-    job = JobReport(job_id, "op-1", cpu_limit=4.0, current_cpu_limit=1.5)
-    return Heartbeat("node-1", "run-1", sequence, sent_at=1.7e9, cpu_capacity=8.0, jobs=[job])
+def make_heartbeat(sequence: int, job_id: str = "job-1") -> wire.Heartbeat:
+    job = wire.JobReport(job_id, "op-1", cpu_limit=4.0, current_cpu_limit=1.5)
+    return wire.Heartbeat("node-1", "run-1", sequence, sent_at=1.7e9, cpu_capacity=8.0, jobs=[job])
 
 
 def events(logs: list[Any]) -> list[str]:

@@ -15,25 +15,15 @@ from played_server import Handler, PlayedServer, Turn, not_before_close, reply, 
 from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report import scheduler as link_module
 from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_ASKED_PERIOD_S
+from cpumond.core import wire
 from cpumond.core.errors import ConfigError
-from cpumond.core.wire import (
-    AgentAbout,
-    FinishedJob,
-    HeartbeatAnswer,
-    JobLog,
-    JobOrder,
-    JobReply,
-    JobRequest,
-    LogRequest,
-    RegistrationAnswer,
-)
 
 pytestmark = pytest.mark.usefixtures("logs")
 LOGS, REPLIES = "/api/v1/logs", "/api/v1/replies"
-REGISTERED = RegistrationAnswer("node-1", "default", 1.0)
+REGISTERED = wire.RegistrationAnswer("node-1", "default", 1.0)
 TOKEN = "s3cret"  # noqa: S105 - of a server of our own
-UNKNOWN = HeartbeatAnswer(False, "node node-1 is not registered", register=True)
-STALE = HeartbeatAnswer(False, "sequence 1 is not newer than 1")
+UNKNOWN = wire.HeartbeatAnswer(False, "node node-1 is not registered", register=True)
+STALE = wire.HeartbeatAnswer(False, "sequence 1 is not newer than 1")
 GOOD = {NODES: REGISTERED, HEARTBEATS: ACCEPTED, LOGS: {}, REPLIES: {}}
 
 
@@ -42,7 +32,7 @@ def refuse(status: int, sentence: str) -> Turn:
 
 
 def demand(reason: str = UNKNOWN.reason) -> Turn:
-    return reply(HeartbeatAnswer(False, reason, register=True), 409)
+    return reply(wire.HeartbeatAnswer(False, reason, register=True), 409)
 
 
 def cut(message: Any, kept: int) -> Turn:
@@ -73,12 +63,12 @@ def server() -> Iterator[PlayedServer]:
         yield server
 
 
-def ask(*ids: str) -> HeartbeatAnswer:
-    return HeartbeatAnswer(True, logs=[LogRequest(each, f"job-of-{each}", "stdout", 3) for each in ids])
+def ask(*ids: str) -> wire.HeartbeatAnswer:
+    return wire.HeartbeatAnswer(True, logs=[wire.LogRequest(each, f"job-of-{each}", "stdout", 3) for each in ids])
 
 
-def request(*ids: str, logs: tuple[str, ...] = ()) -> HeartbeatAnswer:
-    requests = [JobRequest(each, "explain", f"job-of-{each}") for each in ids]
+def request(*ids: str, logs: tuple[str, ...] = ()) -> wire.HeartbeatAnswer:
+    requests = [wire.JobRequest(each, "explain", f"job-of-{each}") for each in ids]
     return msgspec.structs.replace(ask(*logs), requests=requests)
 
 
@@ -90,8 +80,8 @@ def failures_in(logs: list[Any]) -> list[str]:
 
 
 def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(server: PlayedServer, logs: list[Any]):
-    order = JobOrder("job-2", "op-1", "t", "p", 1.0, 2**30, 1, "true", {}, "u", {"mode": "reclaim"}, 60.0)
-    server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, start=[order], acknowledged=["job-0"]))]
+    order = wire.JobOrder("job-2", "op-1", "t", "p", 1.0, 2**30, 1, "true", {}, "u", {"mode": "reclaim"}, 60.0)
+    server.turns[HEARTBEATS] = [reply(wire.HeartbeatAnswer(True, start=[order], acknowledged=["job-0"]))]
     with linked(server.url, token=TOKEN) as node:
         assert node.link.registered is None
         before_s = time.monotonic()
@@ -113,8 +103,8 @@ def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(serve
     assert node.answers.empty()
 
 
-DIFFERENCES = reply(HeartbeatAnswer(True, differences=True))
-FULL = reply(HeartbeatAnswer(False, "not the last one", full=True))
+DIFFERENCES = reply(wire.HeartbeatAnswer(True, differences=True))
+FULL = reply(wire.HeartbeatAnswer(False, "not the last one", full=True))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +142,7 @@ def test_a_scheduler_that_always_asks_for_full_state_is_no_endless_loop(server: 
     assert len(server.sent()) == 2
 
 
-ASKS, KNOWS = (reply(HeartbeatAnswer(True, knows_about=knows)) for knows in (False, True))
+ASKS, KNOWS = (reply(wire.HeartbeatAnswer(True, knows_about=knows)) for knows in (False, True))
 
 
 @pytest.mark.parametrize(
@@ -178,16 +168,16 @@ def test_what_the_agent_is_is_told_where_it_is_asked_for_and_news(
         sequence = 0
         while len(server.sent()) < len(levels):
             sequence += 1
-            node.link.about = AgentAbout("1", "shadow" if sequence < changed_at else "weight", "quota")
+            node.link.about = wire.AgentAbout("1", "shadow" if sequence < changed_at else "weight", "quota")
             node.beat(sequence)
     assert [sent.get("about", {}).get("level") for sent in server.sent()] == levels
 
 
 def test_stderr_size_is_reported_only_if_the_last_answer_asked_for_it(server: PlayedServer):
     """A scheduler of before would drop the whole heartbeat."""
-    knows = reply(HeartbeatAnswer(True, knows_stderr_size=True))
+    knows = reply(wire.HeartbeatAnswer(True, knows_stderr_size=True))
     server.turns[HEARTBEATS] = [knows, reply(ACCEPTED), knows, refuse(500, "no"), knows]
-    ended = FinishedJob("j1", "1-2-3-4", "completed", stderr_size=2)
+    ended = wire.FinishedJob("j1", "1-2-3-4", "completed", stderr_size=2)
     with linked(server.url) as node:
         node.beat(1, 2, 3, 4, finished=[ended])
     told = [sent["finished_jobs"][0].get("stderr_size") for sent in server.sent()]
@@ -195,7 +185,7 @@ def test_stderr_size_is_reported_only_if_the_last_answer_asked_for_it(server: Pl
 
 
 def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):
-    server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, period_s=period)) for period in (3.0, 1000.0, None)]
+    server.turns[HEARTBEATS] = [reply(wire.HeartbeatAnswer(True, period_s=period)) for period in (3.0, 1000.0, None)]
     with linked(server.url) as node:
         seen = [node.link.period_s]
         for sequence in range(1, 4):
@@ -205,7 +195,7 @@ def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServ
 
 
 def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedServer, logs: list[Any]):
-    answer = RegistrationAnswer("node-1", None, 1.0, "no tree's nodes_filter fits")
+    answer = wire.RegistrationAnswer("node-1", None, 1.0, "no tree's nodes_filter fits")
     server.turns[NODES] = [reply(answer)]
     with linked(server.url) as node:
         node.beat(1)
@@ -471,7 +461,7 @@ def test_an_answer_that_drips_is_a_timeout(server: PlayedServer, logs: list[Any]
 def test_the_thread_survives_those_that_it_calls(server: PlayedServer, logs: list[Any]):
     called = queue.Queue[int]()
 
-    def raise_on(answer: HeartbeatAnswer, sent_at_s: float) -> None:
+    def raise_on(answer: wire.HeartbeatAnswer, sent_at_s: float) -> None:
         called.put(1)
         raise KeyError("job")
 
@@ -660,7 +650,7 @@ def test_a_request_without_time_comes_again_and_none_overtakes_it(server: Played
     ("answer", "path", "event"), [(ask("a"), LOGS, "job_log_not_sent"), (request("a"), REPLIES, "job_reply_not_sent")]
 )
 def test_an_answer_to_a_user_that_cannot_be_sent_is_tried_some_times(
-    server: PlayedServer, logs: list[Any], answer: HeartbeatAnswer, path: str, event: str
+    server: PlayedServer, logs: list[Any], answer: wire.HeartbeatAnswer, path: str, event: str
 ):
     server.turns[HEARTBEATS] = [reply(answer)] * 8
     server.turns[path] = [refuse(503, "busy")] * 8
@@ -673,12 +663,12 @@ def test_an_answer_to_a_user_that_cannot_be_sent_is_tried_some_times(
 
 
 def test_who_asks_for_what_fails_is_told_why(server: PlayedServer):
-    def raise_on(request: JobRequest, timeout_s: float) -> JobReply:
+    def raise_on(request: wire.JobRequest, timeout_s: float) -> wire.JobReply:
         if request.request_id == "a":
             raise RuntimeError("a\nmistake")
-        return JobReply("node-1", request.request_id, {"name": "\ud800"})
+        return wire.JobReply("node-1", request.request_id, {"name": "\ud800"})
 
-    def read_log(request: LogRequest) -> JobLog:
+    def read_log(request: wire.LogRequest) -> wire.JobLog:
         raise OSError("bad\ndisk")
 
     arrived = announce(server)

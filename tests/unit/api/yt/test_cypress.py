@@ -617,8 +617,7 @@ async def test_operations_are_aborted_suspended_resumed_and_completed(yt):
     assert (await yt("get_operation", operation_id=first, attributes=["suspended"])) == {"suspended": False}
     assert await yt("abort_operation", operation_id=first, abort_message="enough") == {}
     found = await yt("get_operation", operation_id=first, attributes=["state", "result"])
-    assert found["state"] == "aborted"
-    assert found["result"]["error"]["message"] == "enough"
+    assert (found["state"], found["result"]["error"]["message"]) == ("aborted", "enough")
     assert await yt("complete_operation", operation_alias="*mine") == {}
     assert (await yt("get_operation", operation_alias="*mine"))["id"] == second
     assert (await yt("get_operation", operation_id=second))["state"] == "completed"

@@ -611,8 +611,7 @@ def test_the_older_paths_lead_to_the_same(busy):
     assert list(old["operations"]) == [busy.first, busy.second]
     of_operation = busy.orchid["operations"][busy.second]["progress"]["scheduling_info_per_pool_tree"]["default"]
     assert of_operation["fair_share_ratio"] == 0.5
-    assert busy.orchid["default_pool_tree"] == "default"
-    assert busy.orchid["default_fair_share_tree"] == "default"
+    assert (busy.orchid["default_pool_tree"], busy.orchid["default_fair_share_tree"]) == ("default", "default")
 
 
 def test_what_is_large_is_not_shown_with_the_rest(busy):
@@ -734,5 +733,4 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     ended = job_info(cluster.state.finished_jobs[operation][failed], record, "host:1")
     assert (ended["state"], ended["error"]) == ("failed", job_error)
     stopping = job_info(cluster.state.jobs[stopped], record, "host:1")
-    assert stopping["state"] == "aborting"
-    assert stopping["why_preempted"]["kind"] == "aborted"
+    assert (stopping["state"], stopping["why_preempted"]["kind"]) == ("aborting", "aborted")

@@ -54,8 +54,7 @@ def test_a_path_that_is_not_understood_is_refused_with_its_place(text, reason, o
     with pytest.raises(YPathError) as refused:
         parse_ypath(text)
     assert reason in str(refused.value)
-    assert refused.value.offset == offset
-    assert refused.value.attributes == {"offset": offset}
+    assert (refused.value.offset, refused.value.attributes) == (offset, {"offset": offset})
     assert refused.value.code == 1
 
 

@@ -327,8 +327,7 @@ def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
         "mode": "shadow",
     }
     read_there = parse_layer(json.loads(json.dumps(layer)), "job")
-    assert read_there["check_period"] == 0.25
-    assert read_there["start_delay"] == 2.0
+    assert (read_there["check_period"], read_there["start_delay"]) == (0.25, 2.0)
     with pytest.raises(ConfigError, match=r"--set: check_perod: unknown key; did you mean 'check_period'\?"):
         control.read_layer(("check_perod=1",), None)
     with pytest.raises(UsageError, match="both set the mode"):

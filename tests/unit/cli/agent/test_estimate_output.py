@@ -11,6 +11,7 @@ from html_page import HtmlPage
 from cpumond.agent.config import load_config
 from cpumond.agent.discovery.workloads import Workload
 from cpumond.cli import run
+from cpumond.cli.agent import estimate_prometheus
 from cpumond.cli.agent.estimate import read_rule_settings
 from cpumond.cli.agent.estimate_findings import (
     Findings,
@@ -20,16 +21,6 @@ from cpumond.cli.agent.estimate_findings import (
     render_config,
     render_json,
     render_text,
-)
-from cpumond.cli.agent.estimate_prometheus import (
-    Prometheus,
-    _choose,
-    _Result,
-    interpolate,
-    list_times,
-    read_cadvisor,
-    read_cpumond,
-    read_history,
 )
 from cpumond.cli.render.estimate import render_page
 from cpumond.core.errors import UnavailableError
@@ -157,30 +148,27 @@ def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) 
         assert (settings.min_cpu_limit, settings.peak_memory_s, settings.throttle_vote) == (0.25, 10.0, True)
 
 
-# ---- series of a Prometheus
-
-
 def test_values_that_only_repeat_the_last_one_before_a_gap_are_left_out() -> None:
     usage = {0.0: 1.0, 30.0: 2.0, 60.0: 2.0, 90.0: 3.0, 120.0: 3.0, 150.0: 3.0, 600.0: 9.0, 630.0: 9.5}
-    assert list_times(usage, 30.0) == [0.0, 30.0, 60.0, 90.0, 600.0, 630.0]
-    assert list_times({0.0: 1.0}, 30.0) == [0.0]
-    assert list_times({}, 30.0) == []
+    assert estimate_prometheus.list_times(usage, 30.0) == [0.0, 30.0, 60.0, 90.0, 600.0, 630.0]
+    assert estimate_prometheus.list_times({0.0: 1.0}, 30.0) == [0.0]
+    assert estimate_prometheus.list_times({}, 30.0) == []
     ended = {0.0: 1.0, 30.0: 2.0, 60.0: 2.0, 90.0: 2.0}
-    assert list_times(ended, 30.0, 130.0) == [0.0, 30.0, 60.0, 90.0]
-    assert list_times(ended, 30.0, 600.0) == [0.0, 30.0]
+    assert estimate_prometheus.list_times(ended, 30.0, 130.0) == [0.0, 30.0, 60.0, 90.0]
+    assert estimate_prometheus.list_times(ended, 30.0, 600.0) == [0.0, 30.0]
 
 
 def test_between_two_samples_use_is_even() -> None:
     before, now = CpuReading(10.0, 100.0, 0, 50, 0), CpuReading(16.0, 130.0, 0, 350, 30)
-    filled = list(interpolate(before, now, 1.0, 45.0))
+    filled = list(estimate_prometheus.interpolate(before, now, 1.0, 45.0))
     assert len(filled) == 30
     assert filled[-1] is now
     assert [each.at_s for each in filled[:2]] == [101.0, 102.0]
     assert filled[0].total_cpu_s == pytest.approx(10.2)
     assert filled[14].nr_throttled == 15
-    assert list(interpolate(None, now, 1.0, 45.0)) == [now]
-    assert list(interpolate(before, now, 1.0, 20.0)) == [now]
-    assert list(interpolate(now, before, 1.0, 45.0)) == [before]
+    assert list(estimate_prometheus.interpolate(None, now, 1.0, 45.0)) == [now]
+    assert list(estimate_prometheus.interpolate(before, now, 1.0, 20.0)) == [now]
+    assert list(estimate_prometheus.interpolate(now, before, 1.0, 45.0)) == [before]
 
 
 def reader(**families: list[dict[str, str]]) -> Any:
@@ -212,7 +200,7 @@ def test_series_of_cadvisor() -> None:
     ]
     period = [{"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "c", "value": "50000"}]
     notes: list[str] = []
-    found = read_cadvisor(
+    found = estimate_prometheus.read_cadvisor(
         reader(
             container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota, container_spec_cpu_period=period
         ),
@@ -239,7 +227,7 @@ def test_series_of_agents() -> None:
         "cpumond_job_cpu_seconds_total": [{"instance": "h1", "job_id": "a"}, {"instance": "h1", "job_id": "b"}],
     }
     notes: list[str] = []
-    one, other = read_cpumond(reader(**families), "", notes)
+    one, other = estimate_prometheus.read_cpumond(reader(**families), "", notes)
     assert one.workload == Workload(f"docker/{ID}", "docker", "a", "operation op")
     assert (one.ordered, one.is_limited) == ({0.0: 4.0, 30.0: 4.0}, True)
     assert (other.workload.name, other.is_limited) == ("b", None)
@@ -259,10 +247,12 @@ def test_clusters_have_hosts_of_the_same_name() -> None:
     place = {"node": "n1", "id": f"/docker/{ID}"}
     usage = [{**place, "cluster": name, "job": job} for name in ("a", "b") for job in ("one", "two")]
     quota = [{**place, "cluster": name, "value": value} for name, value in (("a", "100000"), ("b", "200000"))]
-    found = read_cadvisor(reader(container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota), "", [])
+    found = estimate_prometheus.read_cadvisor(
+        reader(container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota), "", []
+    )
     assert {each.host: dict(each.ordered) for each in found} == {"a/n1": {0.0: 1.0}, "b/n1": {0.0: 2.0}}
     usage = [{"instance": "h1", "job_id": "a", "cluster": name} for name in ("a", "b")]
-    found = read_cpumond(reader(cpumond_job_cpu_seconds_total=usage), "", [])
+    found = estimate_prometheus.read_cpumond(reader(cpumond_job_cpu_seconds_total=usage), "", [])
     assert {each.host for each in found} == {"a/h1", "b/h1"}
 
 
@@ -273,14 +263,14 @@ def test_a_period_of_zero_is_that_of_the_kernel() -> None:
         "container_spec_cpu_quota": [{**labels, "value": "150000"}],
         "container_spec_cpu_period": [{**labels, "value": "0"}],
     }
-    (found,) = read_cadvisor(reader(**families), "", [])
+    (found,) = estimate_prometheus.read_cadvisor(reader(**families), "", [])
     assert dict(found.ordered) == {0.0: 1.5}
 
 
 NOW: Final = 1_000_000.0
 
 
-class FakePrometheus(Prometheus):
+class FakePrometheus(estimate_prometheus.Prometheus):
     """Containers that use half a core each, scraped each ``scrape_s`` from ``begin_s`` until ``end_s``; the last value
     is given for five minutes more."""
 
@@ -296,7 +286,7 @@ class FakePrometheus(Prometheus):
         start_s, end_s, step_s = (float(query[key]) for key in ("start", "end", "step"))
         found = []
         for each, (begin_s, until_s) in self.spans.items() if name else ():
-            result = _Result({"instance": "h1", "id": f"/docker/{each * 64}"}, [])
+            result = estimate_prometheus._Result({"instance": "h1", "id": f"/docker/{each * 64}"}, [])
             for number in range(round((end_s - start_s) / step_s) + 1):
                 at_s = start_s + number * step_s
                 last_s = math.floor((min(at_s, until_s) - 7.0) / self.scrape_s) * self.scrape_s + 7.0
@@ -309,8 +299,8 @@ class FakePrometheus(Prometheus):
         return found
 
 
-def read(prometheus: Prometheus, since_s: float, step_s: float) -> Findings:
-    return read_history(prometheus, "auto", "", since_s, step_s, NOW, SETTINGS, lambda _: None)
+def read(prometheus: estimate_prometheus.Prometheus, since_s: float, step_s: float) -> Findings:
+    return estimate_prometheus.read_history(prometheus, "auto", "", since_s, step_s, NOW, SETTINGS, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +322,7 @@ def test_the_step_is_no_shorter_than_the_time_between_scrapes(
     if scrape_s > 86_400.0:
         prometheus.spans = {"a": (math.floor((NOW - 7.0) / scrape_s) * scrape_s + 7.0, NOW)}
         notes: list[str] = []
-        assert _choose(prometheus, "auto", "", 86_400.0, step_s, NOW, notes)[1] == resolution_s
+        assert estimate_prometheus._choose(prometheus, "auto", "", 86_400.0, step_s, NOW, notes)[1] == resolution_s
         return
     found = read(prometheus, NOW - until_s + 5400.0, step_s)
     assert found.resolution_s == resolution_s

@@ -97,8 +97,7 @@ def test_the_summary_adds_up(story):
     story.wakeups = [Wakeup(5.0, 5.75), Wakeup(20.0)]
     story.pools["batch"].fair_share_cpu_s = 12.5
     summary = demo_run.summarise("simulated", story, 30.0, restored=True, removed=False)
-    assert summary.not_reached == []
-    assert summary.ordered_cpu_s == pytest.approx(20.0 + 6.0 + 10.0, abs=0.5)
+    assert (summary.not_reached, summary.ordered_cpu_s) == ([], pytest.approx(20.0 + 6.0 + 10.0, abs=0.5))
     assert (summary.used_cpu_s, summary.reclaimed_cpu_s, summary.given_cpu_s) == (7.5, 8.0, 4.0)
     assert (summary.wake_ups, summary.give_back_s) == (2, [0.75])
     assert summary.jobs_started == {"simulation": 1, "render": 2}

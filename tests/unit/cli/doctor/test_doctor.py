@@ -403,8 +403,7 @@ def test_the_pause_file(tmp_path):
     assert doctor_checks.check_pause(str(tmp_path)).level == "ok"
     (tmp_path / "pause").write_text("")
     finding = doctor_checks.check_pause(str(tmp_path))
-    assert finding.level == "warn"
-    assert finding.advice == f"rm {tmp_path}/pause"
+    assert (finding.level, finding.advice) == ("warn", f"rm {tmp_path}/pause")
 
 
 # the agent

@@ -29,9 +29,6 @@ def refusal(text: str | bytes | dict[str, Any]) -> str:
     return str(error.value)
 
 
-# ---- values
-
-
 def test_the_least_that_is_needed():
     update = read()
     assert update == UpdateInput(None, Snapshot((0.0, 100.0, 0.0, 0.0, 0.0)), 5.0, None)
@@ -130,9 +127,6 @@ def test_pools_may_come_in_any_order():
     assert [pool.name for pool in read(pools=pools).snapshot.pools] == ["a", "b", "c"]
 
 
-# ---- identical objects
-
-
 def test_what_is_as_before_is_the_identical_object():
     reader = InputReader()
     pools = [{"name": "q", "parent": ROOT, "max_share_ratio": 0.5}, {"name": "r", "parent": ROOT}]
@@ -162,8 +156,6 @@ def test_a_mistake_does_not_spoil_what_was_read_before():
         reader.read(good.replace(b'"<root>"', b'"nowhere"'))
     assert reader.read(good).snapshot.operations[0] is first.snapshot.operations[0]
 
-
-# ---- mistakes of form
 
 POOL = {"name": "p3", "parent": ROOT}
 OPERATION = {"name": "o1", "parent": ROOT}
@@ -253,9 +245,6 @@ def test_a_key_that_imitates_a_path_is_still_one_sentence():
 def test_a_number_that_no_double_holds(digits):
     text = json.dumps({**LEAST, "pools": [{**POOL, "weight": 0}]}).replace('"weight": 0', f'"weight": {digits}')
     assert refusal(text) == 'pool "p3": weight: the number is too large'
-
-
-# ---- files
 
 
 @pytest.fixture

@@ -54,9 +54,6 @@ def read_rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-# rows
-
-
 def test_rows_go_to_standard_output_a_line_per_step_and_pool(tree, capsys):
     assert simulate(tree, "--until", "3") == 0
     out, err = capsys.readouterr()
@@ -92,9 +89,6 @@ def test_every_prints_the_first_step_of_each_stretch(tree, capsys, step, every, 
     until = "1.2s" if step == "100ms" else "6s"
     assert simulate(tree, "--until", until, "--step", step, "--every", every) == 0
     assert [row["time_s"] for row in read_rows(capsys.readouterr().out)] == pytest.approx(times)
-
-
-# the page
 
 
 def test_the_page_is_beside_the_rows(tree, tmp_path, capsys):
@@ -181,9 +175,6 @@ def test_a_file_that_cannot_be_written_is_73(tree, tmp_path, capsys, name, why):
     assert capsys.readouterr().err == f"cpumond: {sentence}\n"
 
 
-# at a terminal
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -211,9 +202,6 @@ def test_a_terminal_does_not_get_the_rows_when_there_is_a_page(tree, tmp_path, m
     monkeypatch.setattr("sys.stdout", terminal)
     assert simulate(tree, "--until", "1", "--html", str(tmp_path / "page.html")) == 0
     assert terminal.getvalue() == ""
-
-
-# what is read
 
 
 def test_toml_and_json_are_the_same_scenario():
@@ -246,9 +234,6 @@ def test_guarantees_beyond_the_cluster_are_a_warning(tmp_path, capsys):
     assert err.startswith("cpumond: warning: ")
     assert err.endswith("(code 29000)\n")
     assert read_rows(out)[0]["burst_guarantee"] == 100
-
-
-# mistakes
 
 
 def test_a_wrong_file_is_78_naming_the_file_once(tmp_path, capsys):
@@ -318,9 +303,6 @@ def test_a_wrong_event_is_one_sentence(old, new, message):
     with pytest.raises(ConfigError) as error:
         parse(TREE + START.replace(old, new, 1))
     assert str(error.value).startswith(f"tree.toml: {message}")
-
-
-# the shipped examples
 
 
 def run_example(name: str, capsys: pytest.CaptureFixture[str], page: Path) -> dict[str, list[dict[str, Any]]]:

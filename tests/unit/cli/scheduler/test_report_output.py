@@ -151,8 +151,7 @@ def test_csv_has_a_row_for_each_tree_pool_and_operation(report):
             "points": "100", "covered_s": "86400",
         "operations_without_series": "0",
     }  # fmt: skip
-    assert rows[0]["since"] == "2027-01-14T08:00:00Z"
-    assert rows[0]["until"] == "2027-01-15T08:00:00Z"
+    assert (rows[0]["since"], rows[0]["until"]) == ("2027-01-14T08:00:00Z", "2027-01-15T08:00:00Z")
 
 
 def test_csv_keeps_every_name_in_its_cell():
@@ -171,8 +170,7 @@ def test_only_a_pool_and_what_is_below_it_is_kept(report):
     assert kept.total.ordered == 100.25
     assert [row.name for row in kept.operations] == ["op-1"]
     none = keep_pool(report, "nightly", top=0).trees[0]
-    assert none.operations == []
-    assert none.left_out_operations == 1
+    assert (none.operations, none.left_out_operations) == ([], 1)
 
 
 def test_operations_that_may_be_of_another_pool_are_not_shown_as_of_this(report):
