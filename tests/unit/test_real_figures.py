@@ -10,6 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: modules of tests have names that are there, too
 
 import real_figures as figures
+from real_figures import AGAIN, BASE, PLAIN, SETTLE, Bound, Run, ServerRun
 from real_servers import Groups
 
 from cpumond.host.cgroup.mounts import open_hierarchies
@@ -19,10 +20,8 @@ from cpumond.testing import make_v2_host, v2_cgroup
 def make_run(arm: str, number: int, p99_ms: float, **fields: object) -> Run:
     """Of one server that orders a core and uses a fifth of it, whose every latency is ``p99_ms``."""
     freed, held_back = fields.pop("freed", 0.0), fields.pop("held_back", 0)
-    server = figures.ServerRun(1.0, 0.2, freed, held_back, 900, held_back, 0.0, {"": figures.summarise([p99_ms / 1e3])})
-    return msgspec.convert(
-        {"arm": arm, "round": number, "seconds": 100.0, "servers": {"web": server}, **fields}, figures.Run
-    )
+    server = ServerRun(1.0, 0.2, freed, held_back, 900, held_back, 0.0, {"": figures.summarise([p99_ms / 1e3])})
+    return msgspec.convert({"arm": arm, "round": number, "seconds": 100.0, "servers": {"web": server}, **fields}, Run)
 
 
 def test_arrivals_are_the_same_in_each_arm_of_a_round_only():
@@ -30,7 +29,7 @@ def test_arrivals_are_the_same_in_each_arm_of_a_round_only():
     assert first == again
     assert first.due_s[:20] != other.due_s[:20]
     assert all(before <= after for before, after in pairwise(first.due_s))
-    assert first.due_s[-1] < figures.SETTLE.seconds + 66.0
+    assert first.due_s[-1] < SETTLE.seconds + 66.0
 
 
 def test_a_failed_request_counts_with_its_time_and_settling_does_not():
@@ -41,14 +40,14 @@ def test_a_failed_request_counts_with_its_time_and_settling_does_not():
 
 
 def test_ratios_are_to_nothing_in_the_same_round_where_both_count():
-    runs = [make_run(figures.BASE, 1, 10.0), make_run("peak", 1, 20.0), make_run("peak", 2, 99.0), make_run(figures.BASE, 3, 4.0),
+    runs = [make_run(BASE, 1, 10.0), make_run("peak", 1, 20.0), make_run("peak", 2, 99.0), make_run(BASE, 3, 4.0),
             make_run("peak", 3, 2.0)]  # fmt: skip
     assert figures.list_ratios(runs, "peak", "web") == [2.0, 0.5]
     assert figures.find_noise(runs, "web") == 1.0
 
 
 def test_runs_beside_other_load_are_dropped_and_named():
-    runs = [make_run(figures.BASE, 1, 10.0, others_cores=0.2), make_run("peak", 1, 20.0, others_cores=0.21)]
+    runs = [make_run(BASE, 1, 10.0, others_cores=0.2), make_run("peak", 1, 20.0, others_cores=0.21)]
     assert figures.drop_runs(runs, 0.2) == (runs[:1], runs[1:])
     shown = figures.show(runs, 0.2)
     assert "Dropped, others used more than 0.2 cores: peak, round 1: 0.21" in shown
@@ -58,23 +57,23 @@ def test_runs_beside_other_load_are_dropped_and_named():
 
 def test_each_bound_is_judged_by_the_median_over_rounds():
     bounds = [
-        figures.Bound("a", "p99", 1.25, or_noise=True),
-        figures.Bound("a", "batch", 0.95, is_least=True),
-        figures.Bound("a", "held back", 0.001),
-        figures.Bound("a", "freed", 0.6, is_least=True),
-        figures.Bound("b", "p99", 1.0),
+        Bound("a", "p99", 1.25, or_noise=True),
+        Bound("a", "batch", 0.95, is_least=True),
+        Bound("a", "held back", 0.001),
+        Bound("a", "freed", 0.6, is_least=True),
+        Bound("b", "p99", 1.0),
     ]
     runs = []
     for number, (p99, files) in enumerate([(10.8, 90), (10.0, 99), (50.0, 99)], 1):
-        runs += [make_run(figures.BASE, number, 10.0), make_run("a", number, p99, batch_files=files, held_back=2, freed=0.4),
-                 make_run(figures.PLAIN, number, 10.0, batch_files=100)]  # fmt: skip
+        runs += [make_run(BASE, number, 10.0), make_run("a", number, p99, batch_files=files, held_back=2, freed=0.4),
+                 make_run(PLAIN, number, 10.0, batch_files=100)]  # fmt: skip
     assert figures.judge(runs, bounds) == [
         "a: p99 of web to nothing, at most 1.25: 1.08 ok",
         "a: files to overcommit-low, at least 0.95: 0.99 ok",
         "a: held back, at most 0.0010: 0.0020 MISSED",
         "a: freed, at least 0.60: 0.50 MISSED",
     ]
-    noisy = [*runs, make_run(figures.AGAIN, 2, 20.0)]
+    noisy = [*runs, make_run(AGAIN, 2, 20.0)]
     assert figures.judge(noisy, bounds)[0] == "a: p99 of web to nothing, at most 2.00: 1.08 ok"
 
 
@@ -84,10 +83,7 @@ def test_what_a_batch_and_a_percentile_get():
     assert figures.compute_suppressed(2.0, 0.65, 0.4) == pytest.approx(0.9)
     assert figures.compute_percentile_limit(0.5, 0.1, []) == 0.5
     assert figures.compute_percentile_limit(0.5, 0.1, [0.2] * 9 + [9.0]) == pytest.approx(0.23)
-    assert (figures.compute_percentile_limit(0.5, 0.1, [0.01]), figures.compute_percentile_limit(0.5, 0.1, [0.49])) == (
-        0.1,
-        0.5,
-    )
+    assert [figures.compute_percentile_limit(0.5, 0.1, [use]) for use in (0.01, 0.49)] == [0.1, 0.5]
 
 
 def test_use_throttling_and_quotas_of_v2(tmp_path):
