@@ -21,7 +21,6 @@ class Lists(World):
             self.create_pool(name, parent)
 
     def on(self, operation: str, user: str, **more: Any) -> list[Permission]:
-        """What a user may do to an operation."""
         rights, record = Rights(self.state, User(user, **more)), self.record(operation)
         words: tuple[Permission, ...] = ("read", "manage", "read_secrets", "administer")
         return [each for each in words if rights.on_operation(record, each).allowed]

@@ -35,7 +35,6 @@ class Teams(World):
             self.create_pool(name, parent, strong_guarantee_resources={"cpu": cpu})
 
     def needs(self, command: Command, user: User = ANN) -> set[tuple[str, str]]:
-        """Permission and object of each right that a command needs."""
         found = list_needs(self.state, command, Rights(self.state, user))
         return {
             (need.permission, need.operation.id if need.operation else need.pool if need.tree else "") for need in found
@@ -51,14 +50,8 @@ def teams() -> Teams:
 
 
 def test_each_command_has_its_needs():
-    assert set(required._NEEDS) == {
-        *get_args(commands.ConfigCommand),
-        *get_args(operations.OperationCommand),
-        *get_args(NodeCommand),
-        *get_args(RolloutCommand),
-        ApplyTree,
-        Undo,
-    }
+    kinds = commands.ConfigCommand, operations.OperationCommand, NodeCommand, RolloutCommand
+    assert set(required._NEEDS) == {*(command for kind in kinds for command in get_args(kind)), ApplyTree, Undo}
 
 
 def test_each_option_of_a_pool_has_its_place():

@@ -27,7 +27,6 @@ def cause(world: World, operation: str) -> str:
 
 
 def listed_of(world: World, **filters: Any) -> list[views.OperationView]:
-    """Operations as they are listed."""
     return views.view_operations(world.state, world.now, views.find_operations(world.rights, **filters))
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from scheduler_world import GIB, TREE, ServedNode, World
+from scheduler_world import GIB, TREE, ServedNode, World, make_task
 
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.answers.idle import IdleReport, idle_reasons, in_pool, readable
@@ -42,12 +42,8 @@ def test_the_sentence_says_how_much_why_and_what_to_do(full):
         "8 cores start work"
     )
     [cause] = report.causes
-    assert (cause.kind, cause.pool, cause.cores, cause.operation_count) == (
-        "max_running_operation_count",
-        "lab",
-        8.0,
-        4,
-    )
+    told = cause.kind, cause.pool, cause.cores, cause.operation_count
+    assert told == ("max_running_operation_count", "lab", 8.0, 4)
     assert cause.change.shell == ["cpumond pool set lab max_running_operation_count=6 --tree default"]
     assert report.held_by_pool == {"team": 8.0, "lab": 8.0, "<Root>": 8.0}
     reasons = idle_reasons(report)
@@ -68,9 +64,7 @@ def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
 
 def refuse(world: World, pool: str, cores: float, times: int = 1) -> None:
     for _ in range(times):
-        command = StartOperation(
-            {"pool": pool, "tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": cores}}}
-        )
+        command = StartOperation({"pool": pool, "tasks": {"t": make_task(cpu_limit=cores)}})
         with pytest.raises(CommandError) as refused:
             prepare(world.state, command, "ann", world.now, lambda: "none")
         note_refused(world.state, command, refused.value, world.now)
@@ -276,9 +270,8 @@ def test_a_gang_whose_jobs_fit_no_node_is_advised_and_then_starts():
     assert report.sentence == (
         "1 operation cannot start: 5 cores, largest node 2; "
         "6 cores stand idle while 1 operation waits: a gang starts only when all of its 3 jobs fit at once, and CPU is "
-        "free "
-        f"in pieces of at most 2 cores, less than a job requests; start operation {gang} again with at most 3 jobs of "
-        "at most 2 cores each and 6 cores start work"
+        f"free in pieces of at most 2 cores, less than a job requests; start operation {gang} again with at most 3 "
+        "jobs of at most 2 cores each and 6 cores start work"
     )
     [cause] = report.causes
     assert (cause.kind, cause.cores, cause.change.operations) == ("gang", 6.0, [gang])

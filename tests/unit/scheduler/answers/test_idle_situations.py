@@ -34,7 +34,6 @@ def add_nodes(w: World, count: int, cpu: float, memory: int = 2**34, first: int 
 
 
 def start_some(w: World, count: int, pool: str = "", user: str = "ann") -> None:
-    """So many operations of one job of two cores."""
     for _ in range(count):
         w.start(pool, user, cpu=2.0)
 
@@ -290,7 +289,6 @@ def apply(world: World, change: Advice, expected: Expected) -> None:
 
 
 def cores_of(world: World, pool: str) -> float:
-    """What jobs of a pool use, of all trees for the root."""
     if pool != ROOT_POOL:
         return world.cores(pool)
     return sum(world.cores(ROOT_POOL, tree) for tree in world.state.trees)

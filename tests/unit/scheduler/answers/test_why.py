@@ -1,5 +1,4 @@
-"""Answers to "why", and plans: sentences and numbers of small states made by real commands
-(semantics.md 2 to 7)."""
+"""Answers to "why", and plans: sentences and numbers of small states (semantics.md 2 to 7)."""
 
 import random
 from typing import Any
@@ -22,8 +21,6 @@ from cpumond.scheduler.trial.fork import ask_at_once
 
 
 class Service(World):
-    """A world with the reasons for what is in it."""
-
     def __init__(self) -> None:
         super().__init__(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)))
 
@@ -214,30 +211,15 @@ def test_a_finished_operation_says_how_and_why(service):
     assert lines[1] == 'task "t": none of 3 jobs ended'
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1.0, "0 s"),
-        (0.04, "0 s"),
-        (0.4, "0.4 s"),
-        (9.96, "10 s"),
-        (59.4, "59 s"),
-        (60.0, "1 min"),
-        (185.0, "3 min 5 s"),
-        (7260.0, "2 h 1 min"),
-        (273_600.0, "3 d 4 h"),
-    ],
-)
-def test_spans(seconds, text):
-    assert format_span(seconds) == text
+def test_spans():
+    seconds = (-1.0, 0.04, 0.4, 9.96, 59.4, 60.0, 185.0, 7260.0, 273_600.0)
+    told = ["0 s", "0 s", "0.4 s", "10 s", "59 s", "1 min", "3 min 5 s", "2 h 1 min", "3 d 4 h"]
+    assert [format_span(each) for each in seconds] == told
 
 
-def shares(plan: ChangePlan) -> dict[str, tuple[float | None, float | None]]:
+def shares(plan: ChangePlan) -> dict[str, tuple[float | None, ...]]:
     return {
-        effect.name: (
-            effect.before.fair_share["cpu"] if effect.before else None,
-            effect.after.fair_share["cpu"] if effect.after else None,
-        )
+        effect.name: tuple(each.fair_share["cpu"] if each else None for each in (effect.before, effect.after))
         for effect in plan.effects
     }
 
@@ -251,12 +233,8 @@ def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
     service.work()
     config, usage = service.state.config, service.tree().root.usage
     plan = service.plan(service.set("a", weight=2))
-    assert shares(plan) == {
-        "a": (pytest.approx(3.0), pytest.approx(4.0)),
-        "b": (pytest.approx(3.0), pytest.approx(2.0)),
-        first: (pytest.approx(3.0), pytest.approx(4.0)),
-        second: (pytest.approx(3.0), pytest.approx(2.0)),
-    }
+    more, less = pytest.approx((3.0, 4.0)), pytest.approx((3.0, 2.0))
+    assert shares(plan) == {"a": more, "b": less, first: more, second: less}
     assert service.state.config is config
     assert service.tree().root.usage == usage
     everything = service.plan(service.set("a", weight=2), everything=True)
@@ -264,20 +242,11 @@ def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
 
 
 ATTRIBUTES = (
-    {},
-    {"weight": 0},
-    {"weight": 3},
-    {"mode": "fifo"},
-    {"mode": "fair_share"},
-    {"max_running_operation_count": 1},
-    {"max_running_operation_count": 3},
-    {"resource_limits": {"cpu": 1}},
-    {"resource_limits": None},
-    {"max_share_ratio": 0.3},
-    {"strong_guarantee_resources": {"cpu": 2}},
-    {"create_ephemeral_subpools": True},
-    {"create_ephemeral_subpools": False},
-)
+    {}, {"weight": 0}, {"weight": 3}, {"mode": "fifo"}, {"mode": "fair_share"},
+    {"max_running_operation_count": 1}, {"max_running_operation_count": 3}, {"max_share_ratio": 0.3},
+    {"resource_limits": {"cpu": 1}}, {"resource_limits": None}, {"strong_guarantee_resources": {"cpu": 2}},
+    {"create_ephemeral_subpools": True}, {"create_ephemeral_subpools": False},
+)  # fmt: skip
 
 
 def draw_command(choose: random.Random, service: Service) -> commands.ConfigCommand:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scheduler_world import EASY, World, assert_consistent, describe
+from scheduler_world import EASY, World, assert_consistent, describe, make_task
 
 from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.answers.operation import explain_operation
@@ -216,7 +216,6 @@ def test_2_9_which_pools_count_for_the_limit_per_user(world, act, counts):
 
 
 def restart_and_compare(world):
-    """What is stored makes the same pools again."""
     before = describe(world.state, with_jobs=False)
     world.restart()
     assert describe(world.state, with_jobs=False) == before
@@ -370,11 +369,8 @@ def test_3_1_an_erased_tree_is_a_warning():
     world = World(rules(erase_trees_with_pool_limit_violations=True))
     world.create_tree("other", nodes_filter="x")
     world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
-    change = world.do(
-        StartOperation(
-            {"tasks": {"t": {"command": "true", "job_count": 1}}, "pool": "p", "pool_trees": ["other", "default"]}
-        )
-    )
+    spec = {"pool": "p", "pool_trees": ["other", "default"], "tasks": {"t": make_task()}}
+    change = world.do(StartOperation(spec))
     assert list(world.record(change.id).trees) == ["other"]
     assert 'for pool "p" in tree "default" has been reached' in change.warnings[0]
     assert refused(world, "p").code == TOO_MANY_OPERATIONS  # no tree is left

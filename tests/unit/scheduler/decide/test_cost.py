@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from scheduler_builders import World as Built
-from scheduler_world import PlayedNode, World
+from scheduler_world import PlayedNode, World, make_task
 
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
@@ -116,9 +116,7 @@ def test_6_4_min_run_time_of_a_pool_and_of_the_tree_bound_operations():
     world.create_pool("top", min_run_time=20_000)
     world.create_pool("p", "top")
     plain, own = world.start("p"), world.start("p", min_run_time=5000)
-    done = world.do(
-        StartOperation({"tasks": {"t": {"command": "true", "job_count": 1}}, "pool": "p", "min_run_time": 3_600_000})
-    )
+    done = world.do(StartOperation({"tasks": {"t": make_task()}, "pool": "p", "min_run_time": 3_600_000}))
     assert [world.element(each).rules.min_run_time_s for each in (plain, own, done.id)] == [20.0, 5.0, 60.0]  # type: ignore[union-attr]
     assert done.warnings == ("min_run_time 3600000 is limited to 60000 by max_min_run_time of the tree",)
     changed = world.do(ChangePool("default", "top", (Edit(("min_run_time",), 70_000),)))
@@ -130,12 +128,7 @@ def test_6_4_min_run_time_of_a_pool_and_of_the_tree_bound_operations():
 def test_6_4_a_tasks_own_min_run_time_wins_within_the_trees_bound():
     world = World(max_min_run_time=60_000)
     world.node("n1", cpu=4)
-    tasks = {
-        name: {"command": "true", "job_count": 1, "min_run_time": own}
-        if own is not None
-        else {"command": "true", "job_count": 1}
-        for name, own in (("a", 90_000), ("b", 0), ("c", None))
-    }
+    tasks = {"a": make_task(min_run_time=90_000), "b": make_task(min_run_time=0), "c": make_task()}
     operation = world.do(StartOperation({"tasks": tasks, "min_run_time": 20_000})).id
     world.settle_down()
     spared = {job.task.name: spared_until(job) - (job.began_at or 0.0) for job in world.jobs_of(operation)}

@@ -9,7 +9,6 @@ from cpumond.scheduler.model import CommandError
 
 
 def make() -> World:
-    """Of 90 cores: physics (weight 1) beside projects, in which climate (5) and genome (3) are."""
     world = World()
     world.create_pool("physics")
     world.create_pool("projects", flatten=True)

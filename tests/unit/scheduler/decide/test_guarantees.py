@@ -51,8 +51,7 @@ def test_6_10_beside_one_large_job_the_guarantee_needs_the_option(options, cause
     assert (record.priority, record.operation_id, record.preemptor_pool) == ("guarantee", ids[1], "b")
     assert record.why.endswith(
         '0.0% of the cluster is allocated to pool "b", whose strong guarantee is 50.0%; 100.0% is allocated to pool '
-        '"a", '
-        "whose strong guarantee is 50.0%"
+        '"a", whose strong guarantee is 50.0%'
     )
     world.settle_down(100)
     assert len(world.state.preemptions) == 1, "nobody takes it back"

@@ -26,7 +26,6 @@ class Farm(World):
         self.node("n1", cpu=cores, user_slots=0)
 
     def want(self, pool: str, cores: float) -> str:
-        """An operation whose jobs take no slots."""
         tasks = {"t": {"command": "true", "job_count": max(int(cores), 1), "cpu_limit": 1.0, "user_slots": 0}}
         return self.do(StartOperation({"pool": pool, "tasks": tasks})).id
 
@@ -34,7 +33,6 @@ class Farm(World):
         return self.pool(name).volume[CPU] / self.tree().total[CPU]
 
     def give(self, name: str, volume: float) -> None:
-        """A pool has saved this much."""
         self.pool(name).volume = scale(self.tree().total, volume)
 
     def pass_time(self, seconds: float, period: float = 10.0) -> None:

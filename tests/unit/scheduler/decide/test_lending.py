@@ -10,7 +10,6 @@ from cpumond.scheduler.model import CommandError
 
 
 def make(**more: Any) -> World:
-    """Of 200 cores 150 are guaranteed to etl, which lends 50."""
     world = World(per_pool_counts_for_leaves_only=True, max_running_operation_count_per_pool=50)
     world.create_pool("etl", strong_guarantee_resources={"cpu": 150}, lending_limit={"cpu": 50}, **more)
     for name in ("a", "b"):

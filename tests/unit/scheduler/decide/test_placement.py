@@ -18,7 +18,6 @@ def cpu(*shares: float) -> list[Vector]:
 
 
 def started(world: World, operations: list[str]) -> list[int]:
-    """Active jobs of each operation."""
     return [len(world.jobs_of(each)) for each in operations]
 
 

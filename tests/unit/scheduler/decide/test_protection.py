@@ -155,7 +155,6 @@ def test_many_operations_are_summed_up_and_none_is_told_of():
 
 
 def test_what_is_told_as_free_is_what_a_node_would_take():
-    """The words follow the same rules as the plan."""
     for tree in ({}, {"max_unpreemptible_running_job_count": 11}):
         world = make_world(**tree)
         plan = plan_preemption(

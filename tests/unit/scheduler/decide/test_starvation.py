@@ -19,24 +19,17 @@ from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, TreeSett
 from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
 
 INF = math.inf
-
-
 FAIR, LEAST = "fair_share_starvation_timeout", "min_share_preemption_timeout"
 TOLERANCE, THRESHOLD = "fair_share_starvation_tolerance", "non_preemptible_resource_usage_threshold"
 STARVES, PREEMPTS = "enable_aggressive_starvation", "allow_aggressive_preemption"
 LATE = "fair_share_aggressive_starvation_timeout"
 FAIR_S, LEAST_S, FOUND = "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold"
 DEFAULTS = {
-    "tolerance": 0.8,
-    "tolerance_limit": 0.8,
-    "fair_share_timeout_s": 30.0,
-    "fair_share_timeout_limit_s": 30.0,
-    "min_share_timeout_s": 30.0,
-    "aggressive_timeout_s": 0.0,
-    "aggressive_starvation": False,
-    "aggressive_preemption": True,
+    "tolerance": 0.8, "tolerance_limit": 0.8,
+    "fair_share_timeout_s": 30.0, "fair_share_timeout_limit_s": 30.0, "min_share_timeout_s": 30.0,
+    "aggressive_timeout_s": 0.0, "aggressive_starvation": False, "aggressive_preemption": True,
     "non_preemptible_threshold": None,
-}
+}  # fmt: skip
 STRICT = {"fair_share_preemption_timeout_limit": 60_000.0, "fair_share_starvation_tolerance_limit": 0.5}
 LAX = {"fair_share_preemption_timeout_limit": 1.0, "fair_share_starvation_tolerance_limit": 1.0}
 BOUNDS = {
@@ -45,31 +38,21 @@ BOUNDS = {
     "fair_share_starvation_tolerance_limit": 1.0,
 }
 EAGER, SLOW = {FAIR: 1000.0, LEAST: 1.0, TOLERANCE: 0.9}, {FAIR: 60_000.0}
-CAREFUL = {THRESHOLD: {"user_slots": 8.0, "memory": 5.0}}
+LATER, CAREFUL = {FAIR: 31_000.0, TOLERANCE: 0.7}, {THRESHOLD: {"user_slots": 8.0, "memory": 5.0}}
+PATIENT = {FAIR_S: 30.0, LEAST_S: 15.0, "tolerance": 0.8}
 INHERITED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = {
     # what tree and pools say, from the top -> what holds in the last pool, and for an operation that says nothing
     "defaults of the tree": ({}, [], DEFAULTS),
     "defaults below": ({}, [{}, {}], DEFAULTS),
     "limits are the tree's own values": (
-        {FAIR: 40_000.0, LEAST: 15_000.0},
-        [],
-        {"fair_share_timeout_limit_s": 40.0, "min_share_timeout_limit_s": 15.0},
+        {FAIR: 40_000.0, LEAST: 15_000.0}, [], {"fair_share_timeout_limit_s": 40.0, "min_share_timeout_limit_s": 15.0},
     ),
-    "no earlier than those": (
-        {LEAST: 15_000.0},
-        [{FAIR: 1000.0, LEAST: 1.0, TOLERANCE: 1.0}],
-        {FAIR_S: 30.0, LEAST_S: 15.0, "tolerance": 0.8},
-    ),
+    "no earlier than those": ({LEAST: 15_000.0}, [{FAIR: 1000.0, LEAST: 1.0, TOLERANCE: 1.0}], PATIENT),
     "earlier where limits allow it": (BOUNDS, [EAGER], {FAIR_S: 1.0, LEAST_S: 0.001, "tolerance": 0.9}),
     **{
         f"the strictest limit, {number}": ({}, pools, {FAIR_S: 60.0, "tolerance": 0.5})
         for number, pools in enumerate(
-            (
-                [STRICT],
-                [STRICT, LAX],
-                [STRICT, {**LAX, FAIR: 31_000.0, TOLERANCE: 0.7}],
-                [LAX, STRICT, {FAIR: 31_000.0, TOLERANCE: 0.7}],
-            )
+            ([STRICT], [STRICT, LAX], [STRICT, {**LAX, **LATER}], [LAX, STRICT, LATER])
         )
     },
     "the nearest pool that says it": ({}, [{FAIR: 90_000.0}, {}, SLOW, {}], {FAIR_S: 60.0}),
@@ -88,7 +71,7 @@ INHERITED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
     "preemption against the tree": ({PREEMPTS: False}, [{PREEMPTS: True}, {}], {"aggressive_preemption": True}),
     "aggressive time-out of the tree": ({LATE: 120_000.0}, [{}], {"aggressive_timeout_s": 120.0}),
     "aggressive time-out of a pool": ({}, [{LATE: 9000.0}, {}], {"aggressive_timeout_s": 9.0}),
-}
+}  # fmt: skip
 
 
 def chain(tree: dict[str, Any], *pools: dict[str, Any]) -> PreemptionRules:
@@ -109,20 +92,17 @@ def test_6_2_options_of_starvation_are_inherited(tree, pools, expected):
     assert look(operation_rules(rules, OperationTreeOptions(pool="p")), expected) == expected
 
 
-PATIENT = {FAIR_S: 30.0, LEAST_S: 15.0, "tolerance": 0.8}
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # what its pool and an operation say -> what holds for it, which can only be less privileged
     "more privileged": ({LEAST: 15_000.0}, {FAIR: 1.0, LEAST: 1.0, TOLERANCE: 1.0}, PATIENT),
     "less privileged": (
-        {LEAST: 15_000.0},
-        {FAIR: 5e4, LEAST: 2e4, TOLERANCE: 0.1},
-        {FAIR_S: 50.0, LEAST_S: 20.0, "tolerance": 0.1},
+        {LEAST: 15_000.0}, {FAIR: 5e4, LEAST: 2e4, TOLERANCE: 0.1}, {FAIR_S: 50.0, LEAST_S: 20.0, "tolerance": 0.1},
     ),
     "min share as its fair share": ({}, SLOW, {LEAST_S: 60.0}),
     "min share said above": ({LEAST: 30_000.0}, SLOW, {LEAST_S: 30.0}),
     "a lower threshold": (CAREFUL, {THRESHOLD: {"user_slots": 9.0, "cpu": 3.0}}, {FOUND: (8.0, 3.0, INF, 5.0, INF)}),
     "a threshold where there is none": ({}, {THRESHOLD: {"cpu": 3.0}}, {FOUND: None}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("tree", "options", "expected"), OWN.values(), ids=OWN)
@@ -305,17 +285,11 @@ def test_6_3_the_nearest_of_those_that_starve_hardest_gives_the_priority():
 
 def test_6_3_only_operations_that_can_use_a_job_preempt():
     world = World()
-    names = {
-        "starving": world.operation("starving", needs=1),
-        "normal": world.operation("normal", needs=1),
-        "graceful": world.operation("graceful", needs=1, preemption_mode="graceful"),
-        "suspended": world.operation("suspended", needs=1, suspended=True),
-        "full": world.operation("full", needs=0),
-        "pending": world.operation("pending", needs=1),
-        "second": world.operation("second", needs=2),
-    }
-    for name, element in names.items():
-        if name != "normal":
-            starve(element)
-    names["pending"].is_running = False
-    assert [element.name for element in starving_operations(world.tree)] == ["starving", "graceful", "second"]
+    world.operation("normal", needs=1)
+    for name in ("starving", "pending", "second"):
+        starve(world.operation(name, needs=1))
+    starve(world.operation("graceful", needs=1, preemption_mode="graceful"))
+    starve(world.operation("suspended", needs=1, suspended=True))
+    starve(world.operation("full", needs=0))
+    world.tree.operations["pending"].is_running = False
+    assert [element.name for element in starving_operations(world.tree)] == ["starving", "second", "graceful"]

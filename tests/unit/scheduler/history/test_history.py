@@ -123,31 +123,17 @@ def test_a_record_of_the_version_before_is_read():
 def test_a_tick_has_all_kinds(watch):
     operation, job = watch.run_one(cpu=2.0)
     watch.report(job, current_cpu_limit=1.5, cpu_usage=1.0, smoothed_cpu_usage=0.75, min_cpu_limit=0.5, votes_sum=-3)
-    found = watch.look()
-    assert set(found) == {
-        *(pool(name) for name in (ROOT_POOL, "a", "b")),
-        model.Key(model.NODE, "", "n1"),
-        operation_key(operation),
-        model.Key(model.JOB, "", job),
-    }
-    shown = found[model.Key(model.JOB, "", job)]
-    assert math.isnan(shown.pop("throttled_ratio"))
-    assert shown == {
-        "cpu_limit_cores": 2.0,
-        "current_cpu_limit_cores": 1.5,
-        "usage_cores": 1.0,
-        "smoothed_cores": 0.75,
-        "floor_cores": 0.5,
-        "votes_sum": -3.0,
-    }
+    found, of_node, of_job = watch.look(), model.Key(model.NODE, "", "n1"), model.Key(model.JOB, "", job)
+    assert set(found) == {*(pool(name) for name in (ROOT_POOL, "a", "b")), of_node, operation_key(operation), of_job}
+    assert math.isnan(found[of_job].pop("throttled_ratio"))
+    assert found[of_job] == {
+        "cpu_limit_cores": 2.0, "current_cpu_limit_cores": 1.5, "usage_cores": 1.0, "smoothed_cores": 0.75,
+        "floor_cores": 0.5, "votes_sum": -3.0,
+    }  # fmt: skip
     node = watch.world.state.nodes["n1"]
-    assert found[model.Key(model.NODE, "", "n1")] == {
-        "capacity_cores": node.capacity[1],
-        "ordered_cores": 2.0,
-        "limit_cores": 1.5,
-        "used_cores": 1.0,
-        "jobs": 1.0,
-    }
+    assert found[of_node] == {
+        "capacity_cores": node.capacity[1], "ordered_cores": 2.0, "limit_cores": 1.5, "used_cores": 1.0, "jobs": 1.0,
+    }  # fmt: skip
     shown = found[operation_key(operation)]
     assert (shown["limit_cores"], shown["jobs"]) == (1.5, 1.0)
     assert found[pool("a")]["limit_cores"] == 1.5

@@ -1,5 +1,4 @@
-"""The history's file: restarts, a killed process, damage, a disk that refuses, its size, a day in points, totals of
-days, files of earlier versions."""
+"""The history's file: restarts, kills, damage, full disks, its size, days in points and totals, earlier versions."""
 
 import os
 import random

@@ -26,8 +26,6 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Server:
-    """One with ``door``, and its connections, the first one first."""
-
     def __init__(self, door: Door, sock: socket.socket) -> None:
         self.door = door
         self.connections: list[weakref.ref[Connection]] = []

@@ -107,7 +107,6 @@ async def leads(lease_s: float = LEASE_S) -> AsyncIterator[World]:
 
 
 def take_from_outside(database: Database) -> None:
-    """Another process leads from now on."""
     database.lock = None
     assert SimArbiter(database, OTHER).take(OTHER, 1000.0)
 

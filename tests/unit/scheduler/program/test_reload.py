@@ -12,8 +12,6 @@ from cpumond.scheduler.rights.tokens import hash_token
 
 
 class Files:
-    """A configuration with a file of tokens, and what was made of it at the start."""
-
     def __init__(self, folder: Path) -> None:
         self.tokens = folder / "tokens"
         self.tokens.touch(mode=0o600)
@@ -28,7 +26,6 @@ class Files:
         self.config.write_text(f'[api]\ntokens_file = "{self.tokens}"\n{more}\n')
 
     def reload(self) -> dict[str, object]:
-        """The line of the log."""
         with capture_logs() as lines:
             self._reload.run()
         [line] = lines

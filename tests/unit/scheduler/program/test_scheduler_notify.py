@@ -14,8 +14,6 @@ from cpumond.scheduler.settings.commands import CreateTree
 
 
 class Manager:
-    """A manager that watches us, with a short patience."""
-
     listens, watchdog_s = True, 0.003
 
     def __init__(self) -> None:

@@ -32,7 +32,6 @@ def refused(text: str) -> str:
 
 
 def find(tokens: Tokens, token: str) -> User:
-    """The user of a token, without the token's id."""
     user = tokens.user_of(token)
     assert user is not None
     assert user.token_id == hash_token(token)[:12]

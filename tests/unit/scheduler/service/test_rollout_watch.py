@@ -1,5 +1,4 @@
-"""Canaries of a played cluster, as the scheduler looks at them: a host that obeys does what it was told at its last
-heartbeat."""
+"""Canaries of a played cluster, as the scheduler looks at them."""
 
 import asyncio
 import zlib

@@ -413,19 +413,11 @@ def test_records() -> None:
     tried = Tried(CreateTree("t", {"job_interrupt_timeout": 1}), CreatePool("t", "a", attributes={"x": [1]}))
     tree = tried.config.trees["t"]
     assert encode_tree(tree) == {
-        "id": "1-0-0-1",
-        "name": "t",
-        "attributes": {"job_preemption_timeout": 1.0},
+        "id": "1-0-0-1", "name": "t", "attributes": {"job_preemption_timeout": 1.0},
         "spelled": {"job_preemption_timeout": "job_interrupt_timeout"},
-    }
-    assert encode_pool("t", tree.pools["a"]) == {
-        "id": "2-0-0-1",
-        "tree": "t",
-        "name": "a",
-        "parent": ROOT_POOL,
-        "attributes": {"x": [1]},
-        "spelled": {},
-    }
+    }  # fmt: skip
+    pool = {"id": "2-0-0-1", "tree": "t", "name": "a", "parent": ROOT_POOL, "attributes": {"x": [1]}, "spelled": {}}
+    assert encode_pool("t", tree.pools["a"]) == pool
     assert set(records_of(tried.config)) == {SYSTEM, ("tree", "1-0-0-1"), ("pool", "2-0-0-1")}
 
 

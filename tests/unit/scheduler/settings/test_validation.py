@@ -15,17 +15,11 @@ BURST_POOL = {"guarantee_type": "burst", "resource_flow": {"cpu": 5}, "burst_gua
 
 def tree(pools: Mapping[str, tuple[str, Mapping[str, Any]]], name: str = "t", /, **options: Any) -> TreeConfig:
     """A tree of pools: name -> (parent, attributes)."""
-    return TreeConfig(
-        "1-1-1-1",
-        name,
-        options,
-        read_tree(options),
-        {},
-        {
-            pool: PoolConfig(f"{number:x}-0-0-2", pool, parent, dict(attributes), read_pool(attributes))
-            for number, (pool, (parent, attributes)) in enumerate(pools.items())
-        },
-    )
+    made = {
+        pool: PoolConfig(f"{number:x}-0-0-2", pool, parent, dict(attributes), read_pool(attributes))
+        for number, (pool, (parent, attributes)) in enumerate(pools.items())
+    }
+    return TreeConfig("1-1-1-1", name, options, read_tree(options), {}, made)
 
 
 def refused(config: TreeConfig) -> str:

@@ -24,7 +24,6 @@ def make_known(world: World, title: str, run_s: float) -> None:
 
 
 def end(world: World, operation: str, number: int = 1000) -> None:
-    """Jobs of an operation complete, and are told."""
     for node in world.nodes.values():
         for job_id in [each for each, job in node.jobs.items() if job.order.operation_id == operation][:number]:
             node.finish(job_id)

@@ -11,7 +11,6 @@ from cpumond.scheduler.state.transaction import Transaction
 
 
 def names(world: World, operation: str) -> list[str]:
-    """The nodes that its jobs are on."""
     return sorted(job.node.id for job in world.jobs_of(operation))
 
 

@@ -1,5 +1,4 @@
-"""CPU time of jobs: counted once, for their operation and all pools above, whatever becomes of them
-(semantics.md 1.7)."""
+"""CPU time of jobs: counted once, for their operation and all pools above (semantics.md 1.7)."""
 
 import pytest
 from scheduler_world import World, assert_consistent
@@ -25,14 +24,12 @@ def used(world: World, *pools: str) -> list[float]:
 
 
 def run_one(world: World, pool: str = "b", **spec: object) -> tuple[str, str]:
-    """An operation of one job that runs on n1; operation and job."""
     operation = world.run(pool, **spec)
     (job,) = world.jobs_of(operation)
     return operation, job.id
 
 
 def report(world: World, job: str, cpu_seconds: float | None, reclaimed: float | None = None) -> None:
-    """The node's next word about a job."""
     node = world.nodes["n1"]
     node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = cpu_seconds, reclaimed
     node.beat()

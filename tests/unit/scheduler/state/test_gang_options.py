@@ -12,7 +12,6 @@ from cpumond.scheduler.state.node_commands import CordonNode
 
 
 def task(jobs: int, gang: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """With these ``gang_options``."""
     return make_task(jobs, **({} if gang is None else {"gang_options": gang}), **options)
 
 
@@ -57,7 +56,6 @@ def job_on(world: World, node: str) -> Job:
 
 
 def abort(world: World, node: str) -> str:
-    """The job on a node is aborted as a user does it."""
     job = job_on(world, node)
     world.do(AbortJob(job.id))
     return job.id

@@ -25,7 +25,6 @@ def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
 
 
 def make_gang(**more: Any) -> tuple[World, str]:
-    """A gang that runs, one job on each of three nodes."""
     world = make_world(**more)
     gang = world.run(jobs=3, cpu=2.0, is_gang=True)
     assert len(world.jobs_of(gang)) == 3

@@ -44,8 +44,7 @@ def test_an_aborted_job_counts_by_who_asked_and_is_started_again(world):
     assert world.record(operation).state == "completed"
 
 
-def test_only_an_interruptible_job_can_be_given_time(world):
-    """INT-4."""
+def test_int_4_only_an_interruptible_job_can_be_given_time(world):
     operation, [job] = begin(world, 1)
     with pytest.raises(CommandError, match=r"cannot be interrupted: its task has neither interruptible nor"):
         world.do(AbortJob(job, interrupt_timeout=1000.0))
@@ -58,8 +57,7 @@ def test_only_an_interruptible_job_can_be_given_time(world):
     assert world.state.jobs[job].stop.timeout_s == 0.0
 
 
-def test_an_abandoned_job_has_done_its_work(world):
-    """JOB-2."""
+def test_job_2_an_abandoned_job_has_done_its_work(world):
     operation, [first, other] = begin(world)
     world.do(AbandonJob(first, operation))
     assert world.job_counts(operation) == JobCounts(completed=1)
@@ -86,8 +84,7 @@ def test_a_job_is_looked_for_in_the_operation_that_is_named(world):
     assert world.job_counts(operation) == JobCounts()
 
 
-def test_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
-    """JOB-1."""
+def test_job_1_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
     world.create_pool("closed", acl=[entry("ann", "use")])
     operation = world.run("closed", user="ann")
     [job] = world.jobs_of(operation)

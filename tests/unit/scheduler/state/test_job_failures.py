@@ -26,7 +26,6 @@ def end(world: World, node: PlayedNode, job: str, state: Any = "failed", **facts
 
 
 def error_of(world: World, operation: str) -> dict[str, Any]:
-    """As ``yt`` gets it."""
     info = operation_info(world.rights, world.record(operation), look_once({}))
     return materialise(info)["result"]["error"]
 
@@ -35,8 +34,7 @@ def lines_of(world: World, operation: str) -> str:
     return "\n".join(explain_operation(world.state, world.record(operation), world.now, {}).lines)
 
 
-def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
-    """FOJR-1."""
+def test_fojr_1_a_failed_job_fails_one_whose_jobs_must_not_run_twice(world):
     node = world.node("n1")
     operation = world.run(
         "p", tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True, max_failed_job_count=10
@@ -54,8 +52,7 @@ def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
 
 
 @pytest.mark.parametrize(("name", "state"), [("a", "completed"), ("b", "failed")])
-def test_only_tasks_that_say_so_must_not_run_twice(world, name, state):
-    """FOJR-2."""
+def test_fojr_2_only_tasks_that_say_so_must_not_run_twice(world, name, state):
     node = world.node("n1")
     operation = world.run(
         "p", tasks={"a": make_task(), "b": make_task(fail_on_job_restart=True)}, max_failed_job_count=2
@@ -73,8 +70,7 @@ def preempt(world: World, node: PlayedNode) -> None:
     world.settle_down(12, 6.0)
 
 
-def test_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
-    """FOJR-3, for a job that ran."""
+def test_fojr_3_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
     operation = world.run("p", fail_on_job_restart=True)
@@ -96,8 +92,7 @@ def test_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
     assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "preemption"}
 
 
-def test_a_job_preempted_before_it_began_does_not_fail_its_operation(world):
-    """FOJR-3, for a job without a process."""
+def test_fojr_3_one_preempted_before_it_began_does_not_fail_its_operation(world):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=1000)
     node.has_no_room = True
@@ -114,8 +109,7 @@ def test_a_job_preempted_before_it_began_does_not_fail_its_operation(world):
     assert world.record(operation).state == "running"
 
 
-def test_a_job_aborted_by_a_user_fails_its_operation_an_abandoned_one_not(world):
-    """FOJR-3."""
+def test_fojr_3_one_aborted_by_a_user_fails_its_operation_an_abandoned_not(world):
     node = world.node("n1")
     aborted = world.run("p", jobs=2, fail_on_job_restart=True)
     job, other = (job.id for job in world.jobs_of(aborted))
@@ -169,8 +163,7 @@ def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world):
     assert error_of(world, operation)["attributes"]["job_abort_reason"] == "resource_overdraft"
 
 
-def test_a_restart_fails_an_operation_that_is_half_begun(world):
-    """FOJR-4."""
+def test_fojr_4_a_restart_fails_an_operation_that_is_half_begun(world):
     node = world.node("n1", cpu=5.0)
     operation = world.run("p", jobs=7, fail_on_job_restart=True)
     end(world, node, job_of(world, operation), "completed")
@@ -214,8 +207,7 @@ def test_why_says_that_a_preemption_would_fail_it(world):
     assert "fail_on_job_restart" not in lines_of(world, world.run("p"))
 
 
-def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
-    """SUSP-1."""
+def test_susp_1_an_operation_is_suspended_by_a_failed_job_until_resumed(world):
     node = world.node("n1")
     operation = world.run("p", jobs=2, suspend_on_job_failure=True)
     job = job_of(world, operation)
@@ -244,8 +236,7 @@ def test_the_last_allowed_failure_fails_an_operation_rather_than_suspend(world):
     assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
 
 
-def test_completed_jobs_start_again_until_the_operation_is_ended(world):
-    """RCJ-1."""
+def test_rcj_1_completed_jobs_start_again_until_the_operation_is_ended(world):
     node = world.node("n1")
     operation = world.run("p", task={"restart_completed_jobs": True})
     for number in range(1, 4):
@@ -289,8 +280,7 @@ def interrupt(world: World, node: PlayedNode, operation: str) -> str:
 
 
 @pytest.mark.parametrize("told", ["failed", "aborted"])  # aborted: by an agent that does not know the signal
-def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_restarted(world, told):
-    """INT-1."""
+def test_int_1_one_that_ends_with_its_restart_exit_code_is_lost(world, told):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
     operation = world.run("p", task=SIGNAL, max_failed_job_count=1)
@@ -332,8 +322,7 @@ def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world):
         ("aborted", 137, JobCounts(aborted=1)),
     ],
 )
-def test_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, code, counts):
-    """INT-2, and codes that say something else."""
+def test_int_2_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, code, counts):
     node = world.node("n1", cpu=2.0)
     world.set_tree(max_unpreemptible_running_job_count=0)
     operation = world.run("p", task=SIGNAL)
@@ -384,7 +373,6 @@ def test_an_order_has_the_signal_of_its_job_and_the_bound_of_stderr(world):
 
 @pytest.mark.parametrize("command", ["echo y; echo x >&2", ["sh", "-c", "echo $1; echo x >&2", "-", "y"]])
 def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
-    """``redirect_stdout_to_stderr``."""
     node = world.node("n1")
     world.run("p", task={"redirect_stdout_to_stderr": True, "command": command})
     [job] = node.jobs.values()

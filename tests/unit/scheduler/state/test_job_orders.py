@@ -34,7 +34,6 @@ def ordered(node: PlayedNode) -> list[str]:
 
 
 def started(world: World, *operations: str) -> list[str]:
-    """Jobs in the order of their start."""
     jobs = [job for operation in operations for job in world.jobs_of(operation)]
     return [job.id for job in sorted(jobs, key=lambda job: job.sequence)]
 

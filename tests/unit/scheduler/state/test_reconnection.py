@@ -1,7 +1,4 @@
-"""What is said twice, late, out of order or not at all: scheduler and nodes agree again (semantics.md 1.8, 6.7).
-
-Silence, repeats and restarts that concern nodes as a whole are in test_state_nodes.
-"""
+"""What is said twice, late, out of order or not at all: scheduler and nodes agree again (semantics.md 1.8, 6.7)."""
 
 import msgspec
 import pytest
@@ -28,7 +25,6 @@ def run(world: World, jobs: int = 1, **spec: object) -> str:
 
 
 def run_one(world: World, cpu: float = 10.0) -> tuple[PlayedNode, str, str]:
-    """The only node, an operation of one job there, the job."""
     node = world.node("n1", cpu=cpu)
     operation = run(world)
     (job,) = node.jobs

@@ -52,7 +52,6 @@ def overdraw(world: World, node: PlayedNode, job: Job, used: int = 300 * MIB) ->
 
 
 def next_reserve(world: World, operation_id: str) -> float:
-    """Of its next job, as a share of ``memory_limit``."""
     (task,) = world.record(operation_id).tasks
     return round(task.memory_reserve / task.memory_limit, 6)
 

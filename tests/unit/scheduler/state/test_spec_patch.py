@@ -38,8 +38,7 @@ def finish(world: World, operation: str, *of: int) -> None:
     world.settle_down()
 
 
-def test_more_jobs_have_cookies_of_their_own(world):
-    """JOB-4: 2 -> 4."""
+def test_job_4_more_jobs_have_cookies_of_their_own(world):
     operation = world.run("p", jobs=2)
     finish(world, operation, 1)
     patch(world, operation, (COUNT, 4))
@@ -110,8 +109,7 @@ def test_what_was_patched_is_shown_and_outlives_a_restart(world):
         ("/secure_vault/key", "s3cret", "/secure_vault/key: only"),
     ],
 )
-def test_the_rest_is_refused_and_nothing_of_it_done(world, path, value, said):
-    """JOB-4: all or nothing."""
+def test_job_4_the_rest_is_refused_and_nothing_of_it_done(world, path, value, said):
     operation = world.run("p", jobs=2)
     before = world.record(operation)
     with pytest.raises(CommandError, match=said) as caught:
@@ -127,8 +125,7 @@ def test_what_changes_nothing_is_no_mistake(world):
 
 
 @pytest.mark.parametrize("spec", [{"is_gang": True}, {"fail_on_job_restart": True}])
-def test_not_of_jobs_that_hang_together(world, spec):
-    """JOB-4."""
+def test_job_4_not_of_jobs_that_hang_together(world, spec):
     operation = world.run("p", jobs=2, **spec)
     with pytest.raises(CommandError, match="start another operation"):
         patch(world, operation, (COUNT, 3))

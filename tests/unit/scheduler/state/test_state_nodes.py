@@ -1,7 +1,4 @@
-"""Nodes and heartbeats: registration, trees, silence, repeats, jobs that come and go, restarts.
-
-semantics.md 1.8, 2.2, 2.3, 2.4, 6.4, 6.7.
-"""
+"""Nodes and heartbeats: trees, silence, jobs that come and go, restarts (semantics.md 1.8, 2.2 to 2.4, 6.4, 6.7)."""
 
 from collections.abc import Callable
 
@@ -35,7 +32,6 @@ def busy_node(world: World, jobs: int = 3, cpu: float = 2.0) -> tuple[PlayedNode
 
 
 def alerts(world: World) -> list[tuple[str, str]]:
-    """Codes and subjects."""
     return [(alert.code, alert.subject) for alert in overview.find_alerts(world.state, world.now).alerts]
 
 

@@ -33,8 +33,7 @@ def alerts(world: World, operation: str) -> list[tuple[str, str]]:
     return list_alerts(world.operation(operation))
 
 
-def test_one_that_no_node_could_hold_is_an_event_and_does_not_fail():
-    """HANG-1."""
+def test_hang_1_one_that_no_node_could_hold_is_an_event_and_does_not_fail():
     world = make(2.0, 2.0, 2.0)
     operation = world.start(jobs=2, cpu=3.0)
     world.settle_down(4)
@@ -54,8 +53,7 @@ def test_one_that_no_node_could_hold_is_an_event_and_does_not_fail():
     assert (len(world.jobs_of(operation)), alerts(world, operation)) == (1, [])
 
 
-def test_one_whose_smallest_job_exceeds_a_pools_limit_names_the_pool():
-    """HANG-2."""
+def test_hang_2_one_whose_smallest_job_exceeds_a_limit_names_the_pool():
     world = make(4.0)
     world.create_pool("top", resource_limits={"cpu": 1})
     world.create_pool("p", "top")
@@ -77,8 +75,7 @@ def test_one_whose_smallest_job_exceeds_a_pools_limit_names_the_pool():
 
 
 @pytest.mark.parametrize("why", ["suspended", "pending", "has a job", "waits for others"])
-def test_what_is_never_stuck(why):
-    """HANG-3."""
+def test_hang_3_what_is_never_stuck(why):
     world = make(2.0)
     world.create_pool("p", max_running_operation_count=1)
     first = world.start("p", jobs=9)

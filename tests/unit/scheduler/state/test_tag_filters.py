@@ -20,7 +20,6 @@ FILTER = "scheduling_tag_filter"
 
 
 def make(first: float = 3.0, second: float = 7.0, **tree: object) -> World:
-    """Node n1 with the tag ssd, n2 without."""
     world = World(max_ephemeral_pools_per_user=9, **tree)
     world.node("n1", cpu=first, tags=("ssd",))
     world.node("n2", cpu=second)
@@ -32,8 +31,7 @@ def places(world: World, operation: str) -> str:
     return " ".join(sorted(job.node.id for job in world.jobs_of(operation)))
 
 
-def test_one_that_no_online_node_fits_fails_after_a_minute_with_the_filter():
-    """TAG-1."""
+def test_tag_1_one_that_no_online_node_fits_fails_after_a_minute():
     world = make()
     operation = world.start(scheduling_tag_filter="ssd & gpu")
     other = world.run(scheduling_tag_filter="gpu")
@@ -91,8 +89,7 @@ def test_it_does_not_fail_where(why):
 @pytest.mark.parametrize(
     ("pool", "own", "expected"), [("ssd", "!ssd", ""), ("ssd", "", "n1 n1 n1"), ("", "ssd", "n1 n1 n1")]
 )
-def test_the_filters_of_all_pools_above_hold_too(pool, own, expected):
-    """TAG-2."""
+def test_tag_2_the_filters_of_all_pools_above_hold_too(pool, own, expected):
     world = make()
     world.create_pool("top", scheduling_tag_filter=pool)
     world.create_pool("a", "top")
@@ -104,8 +101,7 @@ def test_the_filters_of_all_pools_above_hold_too(pool, own, expected):
         world.set_pool("a", create_ephemeral_subpools=True)
 
 
-def test_a_share_is_bounded_by_the_nodes_that_fit():
-    """TAG-3."""
+def test_tag_3_a_share_is_bounded_by_the_nodes_that_fit():
     world = make()
     operation = world.run(jobs=10, scheduling_tag_filter="ssd")
     element = world.element(operation)
@@ -118,8 +114,7 @@ def test_a_share_is_bounded_by_the_nodes_that_fit():
     assert max(element.fair_share) == 1.0
 
 
-def test_a_live_change_holds_for_starts_from_then_on():
-    """TAG-4."""
+def test_tag_4_a_live_change_holds_for_starts_from_then_on():
     world = make()
     operation = world.run(jobs=9, scheduling_tag_filter="!ssd")
     assert places(world, operation) == "n2 n2 n2 n2 n2 n2 n2"
@@ -191,8 +186,7 @@ def test_why_nothing_starts_is_noted_and_unplaceable_jobs_demand_nothing():
 
 
 @pytest.mark.parametrize("text", ["a&&b", "a b", "a=b", "(a", " | ".join(["a"] * 51)])
-def test_a_wrong_filter_is_refused_with_the_column(text):
-    """TAG-5."""
+def test_tag_5_a_wrong_filter_is_refused_with_the_column(text):
     world = make()
     world.create_pool("p")
     operation = world.start()

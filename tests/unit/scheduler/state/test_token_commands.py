@@ -26,7 +26,6 @@ ALICE = User("alice", groups=frozenset({"ml", "ops"}))
 
 
 def do(tokens: TokenTable, command: TokenCommand, user: User = ADMIN, now: float = 100.0) -> str:
-    """Carry out a command; the id of its token."""
     change = prepare_token(tokens, command, user, now)
     for digest in change.forgotten_tokens:
         tokens.drop(digest)
@@ -43,7 +42,6 @@ def refuse(tokens: TokenTable, command: TokenCommand, user: User = ADMIN, code: 
 
 
 def known(tokens: TokenTable, token: str) -> User:
-    """Whom that token stands for."""
     found = tokens.find(hash_token(token))
     assert found is not None
     return found[1]

@@ -161,12 +161,8 @@ def test_pages_that_a_thread_has_copied_cost_the_others_nothing(tmp_path: Path) 
 def test_only_what_is_in_memory_is_copied_and_not_too_much_at_once(there, found):
     """In pieces of 256 KiB, of which one page is there or none; the last one is short."""
     page, piece = os.sysconf("SC_PAGESIZE"), 2**18
-    entries = b"".join(
-        (bytes(7) + bytes([0x80 * int(each)])).ljust(piece // page * 8, b"\0")
-        if each == "1"
-        else bytes(piece // page * 8)
-        for each in there
-    )
+    one_page = (bytes(7) + b"\x80").ljust(piece // page * 8, b"\0")
+    entries = b"".join(one_page if each == "1" else bytes(len(one_page)) for each in there)
     spans = list(_find_pages(io.BytesIO(entries), 0, max(len(there) * piece - page, 0)))
     last = len(there) * piece - page
     assert spans == [(at * piece, min((at + size) * piece, last) - at * piece) for at, size in found]
