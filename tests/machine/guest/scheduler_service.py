@@ -11,23 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import guest_tools
-from guest_tools import (
-    WRAPPER,
-    add_address,
-    ask,
-    install_files,
-    is_up_again,
-    journal_after,
-    journal_cursor,
-    live_through,
-    read_mounts,
-    read_rights,
-    run,
-    systemctl,
-    wait,
-    write_file,
-)
+import guest_tools as guest
 
 UNIT = "cpumond-scheduler"
 ADDRESS = "http://127.0.0.1:9757"
@@ -45,13 +29,13 @@ acknowledged: list[str] = []
 
 
 def show(name: str) -> str:
-    return guest_tools.show(UNIT, name)
+    return guest.show(UNIT, name)
 
 
 def order(timeout_s: float = 10.0) -> str:
     """Start an operation that nobody runs; its id, once that is confirmed."""
     spec = {"pool": "research", "tasks": {"t": {"job_count": 1, "cpu_limit": 1.0, "command": ["true"]}}}
-    status, content = ask("POST", f"{ADDRESS}/api/v1/operations", {"spec": spec}, timeout_s=timeout_s)
+    status, content = guest.ask("POST", f"{ADDRESS}/api/v1/operations", {"spec": spec}, timeout_s=timeout_s)
     if status != 201:
         raise OSError(f"{status}: {content!r}")
     found = str(json.loads(content)["id"])
@@ -60,44 +44,44 @@ def order(timeout_s: float = 10.0) -> str:
 
 
 def count_lost() -> int:
-    return sum(ask("GET", f"{ADDRESS}/api/v1/operations/{each}")[0] != 200 for each in acknowledged)
+    return sum(guest.ask("GET", f"{ADDRESS}/api/v1/operations/{each}")[0] != 200 for each in acknowledged)
 
 
 def count_updates() -> float:
     """Since the start of this process; -1 when it cannot say."""
     try:
-        found = re.search(rb"(?m)^cpumond_scheduler_updates_total (\S+)", ask("GET", f"{ADDRESS}/metrics")[1])
+        found = re.search(rb"(?m)^cpumond_scheduler_updates_total (\S+)", guest.ask("GET", f"{ADDRESS}/metrics")[1])
     except OSError:
         found = None
     return float(found[1]) if found else -1.0
 
 
 def install() -> dict[str, Any]:
-    install_files(
+    guest.install_files(
         {
             "systemd/cpumond-scheduler.service": "/usr/lib/systemd/system/cpumond-scheduler.service",
             "config/scheduler.toml": "/etc/cpumond/scheduler.toml",
         }
     )
-    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    guest.write_file("/usr/bin/cpumond", guest.WRAPPER, 0o755)
     return {
-        "reload": systemctl("daemon-reload"),
-        "verify": run("systemd-analyze", "verify", "--man=no", f"{UNIT}.service"),
+        "reload": guest.systemctl("daemon-reload"),
+        "verify": guest.run("systemd-analyze", "verify", "--man=no", f"{UNIT}.service"),
     }
 
 
 def start() -> dict[str, Any]:
     """``enable --now`` comes back when the first update is done; what the process may, and what it sees."""
-    answer = systemctl("enable", "--now", UNIT)
+    answer = guest.systemctl("enable", "--now", UNIT)
     pid = show("MainPID")
     root = Path(f"/proc/{pid}/root")
     return {
         "answer": answer,
-        "enabled": systemctl("is-enabled", UNIT)["output"].strip(),
-        "rights": read_rights(pid),
+        "enabled": guest.systemctl("is-enabled", UNIT)["output"].strip(),
+        "rights": guest.read_rights(pid),
         "run": sorted(os.listdir(root / "run")),
-        "read_only": sorted(path for path, is_ro in read_mounts(pid).items() if is_ro),
-        "writable": sorted(path for path, is_ro in read_mounts(pid).items() if not is_ro),
+        "read_only": sorted(path for path, is_ro in guest.read_mounts(pid).items() if is_ro),
+        "writable": sorted(path for path, is_ro in guest.read_mounts(pid).items() if not is_ro),
         "credentials": os.path.exists(f"{root}{CREDENTIAL}"),
         "state": oct(STATE_DIR.stat().st_mode & 0o777),
         "files": sorted(os.listdir(STATE_DIR)),
@@ -107,16 +91,16 @@ def start() -> dict[str, Any]:
 
 def work() -> dict[str, Any]:
     """Commands, pages and metrics; the state's line in ``systemctl status`` follows."""
-    status, content = ask("POST", f"{ADDRESS}/api/v1/operations", {"spec": {"pool": "research", "tasks": {}}})
+    status, content = guest.ask("POST", f"{ADDRESS}/api/v1/operations", {"spec": {"pool": "research", "tasks": {}}})
     order()
-    said_s = wait(lambda: show("StatusText").startswith("1 operation "))
+    said_s = guest.wait(lambda: show("StatusText").startswith("1 operation "))
     return {
         "refusal": [status, content.decode()],
         "said_s": said_s,
         "StatusText": show("StatusText"),
-        "metrics": ask("GET", f"{ADDRESS}/metrics")[1].decode(),
-        "page": ask("GET", f"{ADDRESS}/")[0],
-        "history_s": wait((STATE_DIR / "history.db").exists),
+        "metrics": guest.ask("GET", f"{ADDRESS}/metrics")[1].decode(),
+        "page": guest.ask("GET", f"{ADDRESS}/")[0],
+        "history_s": guest.wait((STATE_DIR / "history.db").exists),
     }
 
 
@@ -126,61 +110,67 @@ def kill() -> dict[str, Any]:
         order()
     pid = show("MainPID")
     os.kill(int(pid), signal.SIGKILL)
-    up_s = wait(lambda: is_up_again(UNIT, pid))
+    up_s = guest.wait(lambda: guest.is_up_again(UNIT, pid))
     return {"up_s": up_s, "lost": count_lost(), "restarts": show("NRestarts")}
 
 
 def hang() -> dict[str, Any]:
     """A process that does nothing any more is ended by the watchdog; with the unit's own, that takes longer."""
-    write_file(f"/run/systemd/system/{UNIT}.service.d/test.conf", f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
-    systemctl("daemon-reload")
-    restart = systemctl("restart", UNIT)
-    pid, cursor = show("MainPID"), journal_cursor(UNIT)
+    guest.write_file(f"/run/systemd/system/{UNIT}.service.d/test.conf", f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
+    guest.systemctl("daemon-reload")
+    restart = guest.systemctl("restart", UNIT)
+    pid, cursor = show("MainPID"), guest.journal_cursor(UNIT)
     updates = count_updates() + 2 * WATCHDOG_S  # one a second: for twice as long as the watchdog waits
-    fed_s = wait(lambda: count_updates() >= updates)
+    fed_s = guest.wait(lambda: count_updates() >= updates)
     fed = fed_s is not None and show("MainPID") == pid
     os.kill(int(pid), signal.SIGSTOP)
-    up_s = wait(lambda: is_up_again(UNIT, pid))
-    return {"restart": restart, "fed": fed, "up_s": up_s, "journal": journal_after(cursor, UNIT), "lost": count_lost()}
+    up_s = guest.wait(lambda: guest.is_up_again(UNIT, pid))
+    return {
+        "restart": restart,
+        "fed": fed,
+        "up_s": up_s,
+        "journal": guest.journal_after(cursor, UNIT),
+        "lost": count_lost(),
+    }
 
 
 def tokens() -> dict[str, Any]:
     """Root's file of tokens, as the unit's head describes it."""
     line = f"ops:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n"
-    write_file("/etc/credstore/cpumond.tokens", line, 0o600)
-    write_file(CONF_D / "tokens.toml", f'[api]\ntokens_file = "{CREDENTIAL}"\n')
-    answer = systemctl("restart", UNIT)
+    guest.write_file("/etc/credstore/cpumond.tokens", line, 0o600)
+    guest.write_file(CONF_D / "tokens.toml", f'[api]\ntokens_file = "{CREDENTIAL}"\n')
+    answer = guest.systemctl("restart", UNIT)
     path = f"/proc/{show('MainPID')}/root{CREDENTIAL}"
     result = {
         "answer": answer,
         "mode": oct(os.stat(path).st_mode & 0o777),
-        "without": ask("GET", f"{ADDRESS}/api/v1/operations")[0],
-        "with": ask("GET", f"{ADDRESS}/api/v1/operations", token=TOKEN)[0],
+        "without": guest.ask("GET", f"{ADDRESS}/api/v1/operations")[0],
+        "with": guest.ask("GET", f"{ADDRESS}/api/v1/operations", token=TOKEN)[0],
     }
     (CONF_D / "tokens.toml").unlink()
-    return {**result, "back": systemctl("restart", UNIT)}
+    return {**result, "back": guest.systemctl("restart", UNIT)}
 
 
 def late_address() -> dict[str, Any]:
     """The address that the nodes know comes when the scheduler runs already; nobody restarts it."""
     listen = f'[api]\nlisten = "{LATE_ADDRESS}:9757"\ntokens_file = "{CREDENTIAL}"\n'
-    write_file(CONF_D / "late.toml", listen)
-    cursor, answer = journal_cursor(UNIT), systemctl("restart", UNIT)
+    guest.write_file(CONF_D / "late.toml", listen)
+    cursor, answer = guest.journal_cursor(UNIT), guest.systemctl("restart", UNIT)
     pid = show("MainPID")
-    add_address(LATE_ADDRESS)
+    guest.add_address(LATE_ADDRESS)
     try:
-        status, _ = ask("GET", f"http://{LATE_ADDRESS}:9757/api/v1/operations", token=TOKEN)
+        status, _ = guest.ask("GET", f"http://{LATE_ADDRESS}:9757/api/v1/operations", token=TOKEN)
     finally:
         (CONF_D / "late.toml").unlink()
     result = {"answer": answer, "status": status, "same_pid": show("MainPID") == pid}
-    return {**result, "journal": journal_after(cursor, UNIT), "back": systemctl("restart", UNIT)}
+    return {**result, "journal": guest.journal_after(cursor, UNIT), "back": guest.systemctl("restart", UNIT)}
 
 
 def stop() -> dict[str, Any]:
     """An orderly end: all is in the one file, which is sound."""
     order()
-    cursor, begin_s = journal_cursor(UNIT), time.monotonic()
-    answer = systemctl("stop", UNIT)
+    cursor, begin_s = guest.journal_cursor(UNIT), time.monotonic()
+    answer = guest.systemctl("stop", UNIT)
     took_s = time.monotonic() - begin_s
     with closing(sqlite3.connect(f"file:{STATE_DIR}/scheduler.db?mode=ro", uri=True)) as database:
         check = database.execute("PRAGMA integrity_check").fetchall()
@@ -194,13 +184,13 @@ def stop() -> dict[str, Any]:
         "files": {name: os.path.getsize(STATE_DIR / name) for name in sorted(os.listdir(STATE_DIR))},
         "Result": show("Result"),
         "ExecMainStatus": show("ExecMainStatus"),
-        "journal": journal_after(cursor, UNIT),
-        "start": systemctl("start", UNIT),
+        "journal": guest.journal_after(cursor, UNIT),
+        "start": guest.systemctl("start", UNIT),
         "lost_after_start": count_lost(),
     }
 
 
-live_through(
+guest.live_through(
     (install, start, work, kill, hang, tokens, late_address, stop),
     stop_after=lambda step: step is start and show("ActiveState") != "active",
 )

@@ -13,23 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import guest_tools
-from guest_tools import (
-    LIGHT_LOAD,
-    WRAPPER,
-    install_files,
-    is_up_again,
-    journal_after,
-    journal_cursor,
-    live_through,
-    read_journal,
-    read_mounts,
-    read_rights,
-    run,
-    systemctl,
-    wait,
-    write_file,
-)
+import guest_tools as guest
 
 sys.path.append("/in/site")
 from asyncinotify import Inotify, Mask
@@ -97,7 +81,7 @@ MANY = 100
 
 
 def show(name: str) -> str:
-    return guest_tools.show(f"{UNIT}.service", name)
+    return guest.show(f"{UNIT}.service", name)
 
 
 def quota_us() -> int:
@@ -171,7 +155,7 @@ class LimitFiles:
 
 def install() -> dict[str, Any]:
     """Files to their places, as a package would do it; a cgroup and a unit, each with a limit and a light load."""
-    install_files(
+    guest.install_files(
         {
             "systemd/cpumond.service": "/usr/lib/systemd/system/cpumond.service",
             "systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice",
@@ -180,59 +164,62 @@ def install() -> dict[str, Any]:
             "config/cpumond.toml": "/etc/cpumond/cpumond.toml",
         }
     )
-    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    guest.write_file("/usr/bin/cpumond", guest.WRAPPER, 0o755)
     for path in SECRETS:
         if not os.path.exists(path):
-            write_file(path, "a secret\n", 0o600)
-    result = {"sysusers": run("systemd-sysusers"), "tmpfiles": run("systemd-tmpfiles", "--create", "cpumond.conf")}
-    load = subprocess.Popen([sys.executable, "-c", LIGHT_LOAD])
+            guest.write_file(path, "a secret\n", 0o600)
+    result = {
+        "sysusers": guest.run("systemd-sysusers"),
+        "tmpfiles": guest.run("systemd-tmpfiles", "--create", "cpumond.conf"),
+    }
+    load = subprocess.Popen([sys.executable, "-c", guest.LIGHT_LOAD])
     for directory in (CPU, CPUACCT):
         directory.mkdir(parents=True)
         # systemd removes empty v1 cgroups that it does not know at its next daemon-reload: never leave it empty.
         (directory / "cgroup.procs").write_text(str(load.pid))
     for name, value in SETTINGS.items():
         (CPU / name).write_text(value)
-    result["reload"] = systemctl("daemon-reload")
-    result["verify"] = run("systemd-analyze", "verify", "--man=no", "cpumond.service", "cpumond-jobs.slice")
-    run("systemd-run", "--quiet", "--slice=cpumond-jobs.slice", "--property=CPUQuota=50%", "sleep", "infinity")
+    result["reload"] = guest.systemctl("daemon-reload")
+    result["verify"] = guest.run("systemd-analyze", "verify", "--man=no", "cpumond.service", "cpumond-jobs.slice")
+    guest.run("systemd-run", "--quiet", "--slice=cpumond-jobs.slice", "--property=CPUQuota=50%", "sleep", "infinity")
     result["settings"] = read_settings()
     return result
 
 
 def fresh() -> dict[str, Any]:
     """As shipped. Enabling a unit makes systemd write its own limits again: writers are seen over a restart."""
-    before, cursor = LimitFiles(), journal_cursor(UNIT)
-    answer = systemctl("enable", "--now", UNIT)
+    before, cursor = LimitFiles(), guest.journal_cursor(UNIT)
+    answer = guest.systemctl("enable", "--now", UNIT)
     files = LimitFiles()
-    restart = systemctl("restart", UNIT)
+    restart = guest.systemctl("restart", UNIT)
     begin_ticks = read_ticks()
-    ticks_s = wait(lambda: read_ticks() >= begin_ticks + 2)
-    text, status = show("StatusText"), run("systemctl", "status", "--no-pager", UNIT)["output"]
-    write_file(DROP_IN, CONFIG.replace("reclaim", "shadow"))
-    reload = systemctl("reload", UNIT)
+    ticks_s = guest.wait(lambda: read_ticks() >= begin_ticks + 2)
+    text, status = show("StatusText"), guest.run("systemctl", "status", "--no-pager", UNIT)["output"]
+    guest.write_file(DROP_IN, CONFIG.replace("reclaim", "shadow"))
+    reload = guest.systemctl("reload", UNIT)
     return {
         "changed": before.look()["changed"],
         "restart": restart,
         "reload": reload,
-        "decided_s": wait(lambda: read_metric(r"cpumond_job_monitor_cpu_limit_cores\{.*\}", 1.0) < 1.0),
+        "decided_s": guest.wait(lambda: read_metric(r"cpumond_job_monitor_cpu_limit_cores\{.*\}", 1.0) < 1.0),
         "answer": answer,
-        "enabled": systemctl("is-enabled", UNIT)["output"].strip(),
+        "enabled": guest.systemctl("is-enabled", UNIT)["output"].strip(),
         "ticks_s": ticks_s,
         "files": files.look(),
         "control": files.prove(),
         "status": status,
         "StatusText": text,
-        "journal": journal_after(cursor, UNIT),
+        "journal": guest.journal_after(cursor, UNIT),
         **{name: show(name) for name in ("ActiveState", "SubState", "Type", "User")},
     }
 
 
 def start() -> dict[str, Any]:
     """The last step: limits move. A shorter watchdog than the unit's from here on, only to wait less."""
-    write_file(TEST_DROP_IN, f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
+    guest.write_file(TEST_DROP_IN, f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
     DROP_IN.unlink()
-    write_file("/etc/cpumond/cpumond.toml", CONFIG)
-    reload, answer = systemctl("daemon-reload"), systemctl("restart", UNIT)
+    guest.write_file("/etc/cpumond/cpumond.toml", CONFIG)
+    reload, answer = guest.systemctl("daemon-reload"), guest.systemctl("restart", UNIT)
     return {
         "reload": reload,
         "answer": answer,
@@ -257,7 +244,7 @@ def read_ticks() -> float:
 
 def lower() -> dict[str, Any]:
     """The limit follows the light load, and the agent answers on both of its sockets."""
-    result = {"after_s": wait(is_lowered), "quota_us": quota_us(), "status": run("cpumond", "status")}
+    result = {"after_s": guest.wait(is_lowered), "quota_us": quota_us(), "status": guest.run("cpumond", "status")}
     return {**result, "metrics": read_metrics()}
 
 
@@ -266,31 +253,31 @@ def sandbox() -> dict[str, Any]:
     pid = show("MainPID")
     root = Path(f"/proc/{pid}/root")
     return {
-        **read_rights(pid),
+        **guest.read_rights(pid),
         "run": sorted(os.listdir(root / "run")),
         "secrets": {path: [bool(read_secret(path)), bool(read_secret(f"{root}{path}"))] for path in SECRETS},
         "config": bool(read_secret(f"{root}/etc/cpumond/cpumond.toml")),
-        "read_only": sorted(path for path, is_ro in read_mounts(pid).items() if is_ro),
+        "read_only": sorted(path for path, is_ro in guest.read_mounts(pid).items() if is_ro),
     }
 
 
 def ask_doctor(check: str, *arguments: str) -> list[dict[str, Any]]:
-    findings = json.loads(run("cpumond", "doctor", "--json", *arguments)["output"])["findings"]
+    findings = json.loads(guest.run("cpumond", "doctor", "--json", *arguments)["output"])["findings"]
     return [finding for finding in findings if finding["check"] == check]
 
 
 def polkit() -> dict[str, Any]:
     """What ``doctor`` says of the right to set limits of units, while polkit is in one state or another."""
-    install_files({"systemd/cpumond.rules": "/usr/share/polkit-1/rules.d/cpumond.rules"})
+    guest.install_files({"systemd/cpumond.rules": "/usr/share/polkit-1/rules.d/cpumond.rules"})
     config = "/run/units.toml"
-    write_file(config, UNITS_CONFIG)
+    guest.write_file(config, UNITS_CONFIG)
 
     def ask() -> list[dict[str, Any]]:
         return ask_doctor("unit limits", "--config", config)
 
-    systemctl("stop", "polkit.service")
-    result: dict[str, Any] = {"idle": ask(), "idle_state": guest_tools.show("polkit.service", "ActiveState")}
-    result["start"], result["running"] = systemctl("start", "polkit.service"), ask()
+    guest.systemctl("stop", "polkit.service")
+    result: dict[str, Any] = {"idle": ask(), "idle_state": guest.show("polkit.service", "ActiveState")}
+    result["start"], result["running"] = guest.systemctl("start", "polkit.service"), ask()
     return result
 
 
@@ -305,30 +292,30 @@ def read_secret(path: str) -> bytes:
 def wait_for_ticks(number: int) -> float | None:
     """For so many checks from now on."""
     begin_ticks = read_ticks()
-    return wait(lambda: read_ticks() >= begin_ticks + number)
+    return guest.wait(lambda: read_ticks() >= begin_ticks + number)
 
 
 def reload() -> dict[str, Any]:
     """A wrong file changes nothing. Each has another floor: the limit stays while it is there, else it moves."""
     DROP_IN.write_text(HIGH)
-    restart, high_s = systemctl("restart", UNIT), wait(lambda: quota_us() == HIGH_FLOOR_US)
+    restart, high_s = guest.systemctl("restart", UNIT), guest.wait(lambda: quota_us() == HIGH_FLOOR_US)
     pid = show("MainPID")
     DROP_IN.write_text(STEEP)
-    answer = systemctl("reload", UNIT)
-    floor_s = wait(lambda: quota_us() == STEEP_FLOOR_US)
+    answer = guest.systemctl("reload", UNIT)
+    floor_s = guest.wait(lambda: quota_us() == STEEP_FLOOR_US)
     DROP_IN.write_text(WRONG)
-    cursor = journal_cursor(UNIT)
-    wrong = systemctl("reload", UNIT)
-    said_s = wait(lambda: "no_such_option" in journal_after(cursor, UNIT))
+    cursor = guest.journal_cursor(UNIT)
+    wrong = guest.systemctl("reload", UNIT)
+    said_s = guest.wait(lambda: "no_such_option" in guest.journal_after(cursor, UNIT))
     # Past the check of the unit, as a signal by hand is.
-    systemctl("kill", "--kill-who", "main", "--signal", "HUP", UNIT)
-    status_s = wait(lambda: "no_such_option" in show("StatusText"))
+    guest.systemctl("kill", "--kill-who", "main", "--signal", "HUP", UNIT)
+    status_s = guest.wait(lambda: "no_such_option" in show("StatusText"))
     ticks_s, kept_us = wait_for_ticks(5), quota_us()
     after = {"same_pid": show("MainPID") == pid, "ActiveState": show("ActiveState"), "kept_us": kept_us}
     DROP_IN.unlink()
-    last = systemctl("reload", UNIT)
-    forgotten_s = wait(lambda: "no_such_option" not in show("StatusText"))
-    left_s = wait(lambda: quota_us() < STEEP_FLOOR_US)
+    last = guest.systemctl("reload", UNIT)
+    forgotten_s = guest.wait(lambda: "no_such_option" not in show("StatusText"))
+    left_s = guest.wait(lambda: quota_us() < STEEP_FLOOR_US)
     waited = {"high_s": high_s, "floor_s": floor_s, "ticks_s": ticks_s, "left_s": left_s}
     said = {"said_s": said_s, "status_s": status_s, "forgotten_s": forgotten_s}
     return {"restart": restart, "answer": answer, "wrong": wrong, "last": last, **waited, **said, **after}
@@ -336,33 +323,33 @@ def reload() -> dict[str, Any]:
 
 def listen_to_manager(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Do it while systemd itself logs which messages it gets from the agent, and the states it puts the unit into."""
-    cursor = journal_cursor(UNIT)
-    systemctl("log-level", "debug")
+    cursor = guest.journal_cursor(UNIT)
+    guest.systemctl("log-level", "debug")
     try:
         result = work()
     finally:
-        systemctl("log-level", "info")
-    return {**result, "manager": journal_after(cursor, UNIT).splitlines()}
+        guest.systemctl("log-level", "info")
+    return {**result, "manager": guest.journal_after(cursor, UNIT).splitlines()}
 
 
 def signalled() -> dict[str, Any]:
     """A reload that systemd learns of from the agent's messages alone: the signal does not come from ``systemctl``."""
-    cursor = journal_cursor(UNIT)
+    cursor = guest.journal_cursor(UNIT)
 
     def work() -> dict[str, Any]:
         os.kill(int(show("MainPID")), signal.SIGHUP)
-        return {"back_s": wait(lambda: "Changed reload -> running" in journal_after(cursor, UNIT))}
+        return {"back_s": guest.wait(lambda: "Changed reload -> running" in guest.journal_after(cursor, UNIT))}
 
     return listen_to_manager(work)
 
 
 def reexec() -> dict[str, Any]:
     """PID 1 is replaced, and must hear the agent for longer than the watchdog waits; writes are paused meanwhile."""
-    lowered_s = wait(is_lowered)
+    lowered_s = guest.wait(is_lowered)
     PAUSE.touch()
     wait_for_ticks(2)
     pid, before = show("MainPID"), read_settings()
-    answers = [systemctl("daemon-reload"), systemctl("daemon-reexec")]
+    answers = [guest.systemctl("daemon-reload"), guest.systemctl("daemon-reexec")]
     after = read_settings()
     lived_s = wait_for_ticks(round(1.5 * WATCHDOG_S / CHECK_PERIOD_S))
     PAUSE.unlink()
@@ -379,14 +366,14 @@ def reexec() -> dict[str, Any]:
 
 def lose(end: Callable[[str], None]) -> dict[str, Any]:
     """End the agent in a way it cannot answer: the original limit comes back, then the agent, then it lowers again."""
-    lowered_s = wait(is_lowered)
+    lowered_s = guest.wait(is_lowered)
     pid, begin_s = show("MainPID"), time.monotonic()
-    run("cpumond", "--version")
+    guest.run("cpumond", "--version")
     command_s = time.monotonic() - begin_s
     end(pid)
-    original_s = wait(is_original)
+    original_s = guest.wait(is_original)
     settings = read_settings()
-    up_s = wait(lambda: is_up_again(UNIT, pid))
+    up_s = guest.wait(lambda: guest.is_up_again(UNIT, pid))
     return {
         "lowered_s": lowered_s,
         "command_s": command_s,
@@ -394,44 +381,44 @@ def lose(end: Callable[[str], None]) -> dict[str, Any]:
         "settings": settings,
         "up_s": up_s,
         "restarts": show("NRestarts"),
-        "lowered_again_s": wait(is_lowered),
+        "lowered_again_s": guest.wait(is_lowered),
     }
 
 
 def kill() -> dict[str, Any]:
-    return lose(lambda _: print(systemctl("kill", "--signal", "KILL", UNIT), flush=True))
+    return lose(lambda _: print(guest.systemctl("kill", "--signal", "KILL", UNIT), flush=True))
 
 
 def hang() -> dict[str, Any]:
     """With the watchdog of the unit as it is shipped, from here on."""
     os.unlink(TEST_DROP_IN)
-    ready = [systemctl("daemon-reload"), systemctl("restart", UNIT)]
+    ready = [guest.systemctl("daemon-reload"), guest.systemctl("restart", UNIT)]
     times = {name: show(name) for name in ("WatchdogUSec", "TimeoutAbortUSec")}
     result = {"ready": ready, **times, **lose(lambda pid: os.kill(int(pid), signal.SIGSTOP))}
-    journal = read_journal("-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")
+    journal = guest.read_journal("-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")
     ends = [line for line in read_metrics().splitlines() if line.startswith("cpumond_service_ends_total")]
     return {**result, "journal": journal, "ends": ends}
 
 
 def begin_step(drop_in: str = "") -> list[dict[str, Any]]:
     """Off, with no deaths counted, and with some more lines in the unit, or those of the last step gone."""
-    answers = [systemctl("stop", UNIT)]
+    answers = [guest.systemctl("stop", UNIT)]
     if drop_in:
-        write_file(STEP_DROP_IN, f"[Service]\n{drop_in}")
+        guest.write_file(STEP_DROP_IN, f"[Service]\n{drop_in}")
     else:
         Path(STEP_DROP_IN).unlink(missing_ok=True)
-    return [*answers, systemctl("daemon-reload"), systemctl("reset-failed", UNIT)]
+    return [*answers, guest.systemctl("daemon-reload"), guest.systemctl("reset-failed", UNIT)]
 
 
 def busy_port() -> dict[str, Any]:
     """An error that stays: another program has the port. What is shortened is only the wait between two starts."""
     ready = begin_step("RestartSec=100ms\n")
-    write_file(DROP_IN, f'[metrics]\nlisten = "127.0.0.1:{BUSY_PORT}"\n')
-    cursor = journal_cursor(UNIT)
+    guest.write_file(DROP_IN, f'[metrics]\nlisten = "127.0.0.1:{BUSY_PORT}"\n')
+    cursor = guest.journal_cursor(UNIT)
     with socket.create_server(("127.0.0.1", BUSY_PORT)):
-        answer = systemctl("start", UNIT)
-        off_s = wait(lambda: show("ActiveState") == "failed", 120.0)
-        journal = journal_after(cursor, UNIT)
+        answer = guest.systemctl("start", UNIT)
+        off_s = guest.wait(lambda: show("ActiveState") == "failed", 120.0)
+        journal = guest.journal_after(cursor, UNIT)
     DROP_IN.unlink()
     restarts = show("NRestarts")
     begin_step()
@@ -446,14 +433,14 @@ def stop() -> dict[str, Any]:
             os.mkdir(directory)
             Path(directory, "cgroup.procs").write_text(str(process.pid))
         Path(path, "cpu.cfs_quota_us").write_text(str(QUOTA_US))
-    systemctl("restart", UNIT)
+    guest.systemctl("restart", UNIT)
 
     def read_quotas() -> list[int]:
         return [quota_us(), *(int(Path(path, "cpu.cfs_quota_us").read_text()) for path in many)]
 
-    lowered_s = wait(lambda: max(read_quotas()) < QUOTA_US)
+    lowered_s = guest.wait(lambda: max(read_quotas()) < QUOTA_US)
     begin_s = time.monotonic()
-    heard = listen_to_manager(lambda: {"answer": systemctl("stop", UNIT), "took_s": time.monotonic() - begin_s})
+    heard = listen_to_manager(lambda: {"answer": guest.systemctl("stop", UNIT), "took_s": time.monotonic() - begin_s})
     quotas = read_quotas()
     for path, process in many.items():
         process.kill()
@@ -469,24 +456,24 @@ def stop() -> dict[str, Any]:
         "processes": agent_processes(),
         "run": sorted(os.listdir("/run/cpumond")),
         "cgroup": os.path.exists("/sys/fs/cgroup/systemd/system.slice/cpumond.service"),
-        "restore": run("cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml"),
+        "restore": guest.run("cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml"),
         "settings_after_restore": read_settings(),
     }
 
 
 def journal() -> dict[str, Any]:
     """All entries of the service, as journald has them."""
-    lines = read_journal("-u", UNIT, "-o", "json", "--all").splitlines()
+    lines = guest.read_journal("-u", UNIT, "-o", "json", "--all").splitlines()
     return {"entries": [json.loads(line) for line in lines]}
 
 
 def leave_lowered() -> dict[str, Any]:
     """The agent dies, and nothing of the unit puts the limit back."""
     ready = begin_step("Restart=no\nExecStopPost=\n")
-    result: dict[str, Any] = {"ready": ready, "start": systemctl("start", UNIT)}
-    result["lowered_s"] = wait(is_lowered)
-    systemctl("kill", "--signal", "KILL", UNIT)
-    result["off_s"] = wait(lambda: show("ActiveState") == "failed")
+    result: dict[str, Any] = {"ready": ready, "start": guest.systemctl("start", UNIT)}
+    result["lowered_s"] = guest.wait(is_lowered)
+    guest.systemctl("kill", "--signal", "KILL", UNIT)
+    result["off_s"] = guest.wait(lambda: show("ActiveState") == "failed")
     result["left_us"], result["doctor"] = quota_us(), ask_doctor("leftovers")
     begin_step()
     return result
@@ -496,8 +483,8 @@ def wrong_config() -> dict[str, Any]:
     """One try, the reason in the journal, and a limit that was left low is put back all the same."""
     left = leave_lowered()
     DROP_IN.write_text(WRONG)
-    answer = systemctl("start", UNIT)
-    settled_s = wait(lambda: show("ActiveState") in ("failed", "inactive"))
+    answer = guest.systemctl("start", UNIT)
+    settled_s = guest.wait(lambda: show("ActiveState") in ("failed", "inactive"))
     DROP_IN.unlink()
     return {
         "left": left,
@@ -514,4 +501,4 @@ LIFE = (
     install, fresh, start, lower, sandbox, polkit, reload, signalled, reexec, kill, hang, busy_port, stop, journal,
     wrong_config,
 )  # fmt: skip
-live_through(LIFE, stop_after=lambda step: step in (fresh, start) and show("ActiveState") != "active")
+guest.live_through(LIFE, stop_after=lambda step: step in (fresh, start) and show("ActiveState") != "active")

@@ -7,18 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import guest_tools
-from guest_tools import (
-    WRAPPER,
-    install_files,
-    live_through,
-    read_journal,
-    read_rights,
-    run,
-    systemctl,
-    wait,
-    write_file,
-)
+import guest_tools as guest
 from systemd_executor import SERVICE_FILES, is_alive, left_over, sh
 
 UNIT = "cpumond"
@@ -61,7 +50,7 @@ sleeper: dict[str, Any] = {}
 
 def ask(method: str, path: str, body: Any = None) -> bytes:
     """The scheduler's answer, a refusal as well."""
-    return guest_tools.ask(method, f"{SCHEDULER}/api/v1/{path}", body)[1]
+    return guest.ask(method, f"{SCHEDULER}/api/v1/{path}", body)[1]
 
 
 def get(path: str) -> Any:
@@ -82,9 +71,9 @@ def jobs_of(operation: str) -> list[dict[str, Any]]:
 
 def wait_over(operation: str) -> dict[str, Any]:
     """The operation's last state, its jobs, and what each wrote, over the API."""
-    over_s = wait(lambda: get(f"operations/{operation}")["state"] in ("completed", "failed", "aborted"))
+    over_s = guest.wait(lambda: get(f"operations/{operation}")["state"] in ("completed", "failed", "aborted"))
     # The jobs of an aborted one are told to stop, and it takes a heartbeat until they are known to be gone.
-    wait(lambda: not any(job["state"] in ("starting", "running", "stopping") for job in jobs_of(operation)))
+    guest.wait(lambda: not any(job["state"] in ("starting", "running", "stopping") for job in jobs_of(operation)))
     jobs = jobs_of(operation)
     logs = [
         {name: ask("GET", f"operations/{operation}/jobs/{job['id']}/log?stream={name}").decode() for name in STREAMS}
@@ -94,7 +83,7 @@ def wait_over(operation: str) -> dict[str, Any]:
 
 
 def show(unit: str, *names: str) -> dict[str, str]:
-    lines = systemctl("show", "--property", ",".join(names), unit)["output"].splitlines()
+    lines = guest.systemctl("show", "--property", ",".join(names), unit)["output"].splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
@@ -103,7 +92,7 @@ def agent_pid() -> str:
 
 
 def agent_log(*options: str) -> str:
-    return read_journal("-u", UNIT, "-o", "cat", *options)
+    return guest.read_journal("-u", UNIT, "-o", "cat", *options)
 
 
 def processes(cgroup: str) -> list[int]:
@@ -146,16 +135,16 @@ def wait_node(jobs: int) -> float | None:
         node = get(f"nodes/{NODE}")
         return bool(node.get("is_online")) and len(node["jobs"]) == jobs
 
-    return wait(is_there)
+    return guest.wait(is_there)
 
 
 def install() -> dict[str, Any]:
     """As a package would do it; the memory controller becomes systemd's, as on a real host."""
-    install_files({**SERVICE_FILES, "systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})
-    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
-    answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in ("memory", "pids")]
-    answers += [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf")]
-    answers += [systemctl("daemon-reexec"), systemctl("daemon-reload")]
+    guest.install_files({**SERVICE_FILES, "systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})
+    guest.write_file("/usr/bin/cpumond", guest.WRAPPER, 0o755)
+    answers = [guest.run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in ("memory", "pids")]
+    answers += [guest.run("systemd-sysusers"), guest.run("systemd-tmpfiles", "--create", "cpumond.conf")]
+    answers += [guest.systemctl("daemon-reexec"), guest.systemctl("daemon-reload")]
     # Where cpu and cpuacct are mounted apart, as on the host that lends this guest its kernel, systemd puts units into
     # the first only. A mountinfo without the second makes the agent take CPU time from the cgroup2 mount, where every
     # unit has a cgroup. Distributions mount both together; nobody needs this there.
@@ -166,13 +155,13 @@ def install() -> dict[str, Any]:
     Path("/etc/cpumond/scheduler.toml").write_text(SCHEDULER_CONFIG)
     return {
         "answers": answers,
-        "check": run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
-        "verify": run("systemd-analyze", "verify", "--man=no", "cpumond.service", "cpumond-jobs.slice"),
-        "scheduler": run(
+        "check": guest.run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
+        "verify": guest.run("systemd-analyze", "verify", "--man=no", "cpumond.service", "cpumond-jobs.slice"),
+        "scheduler": guest.run(
             "systemd-run", "--quiet", "--unit=cpumond-scheduler", "--property=StateDirectory=cpumond-scheduler",
             "/usr/bin/cpumond", "scheduler", "--config", "/etc/cpumond/scheduler.toml",
         ),
-        "listens_s": wait(is_answering),
+        "listens_s": guest.wait(is_answering),
     }  # fmt: skip
 
 
@@ -185,7 +174,7 @@ def is_answering() -> bool:
 
 def start() -> dict[str, Any]:
     """The agent is ready, and a node of the scheduler."""
-    answer = systemctl("start", UNIT)
+    answer = guest.systemctl("start", UNIT)
     online_s = wait_node(0)
     return {"answer": answer, "online_s": online_s, "node": get(f"nodes/{NODE}"), **show(UNIT, "ActiveState", "User")}
 
@@ -193,15 +182,15 @@ def start() -> dict[str, Any]:
 def shrinks() -> dict[str, Any]:
     """A job that orders a core and sleeps: its limit in the kernel follows, and systemd's own note of it."""
     operation = order(*sh("echo begun; trap 'echo told; exit 5' TERM; while :; do sleep 0.2; done"))
-    wait(lambda: any(job["state"] == "running" and job["cgroup"] for job in jobs_of(operation)))
+    guest.wait(lambda: any(job["state"] == "running" and job["cgroup"] for job in jobs_of(operation)))
     job = jobs_of(operation)[0]
     unit = job["cgroup"].rpartition("/")[2]
     pid = int(show(unit, "MainPID")["MainPID"])
     sleeper.update(operation=operation, id=job["id"], unit=unit, cgroup=job["cgroup"], pid=pid)
-    lowered_s = wait(is_lowered)
-    known_s = wait(lambda: jobs_of(operation)[0]["current_cpu_limit"] <= 0.5)
+    lowered_s = guest.wait(is_lowered)
+    known_s = guest.wait(lambda: jobs_of(operation)[0]["current_cpu_limit"] <= 0.5)
     # At the least limit, 0.1 cores, for the kernel and for systemd.
-    agreed_s = wait(
+    agreed_s = guest.wait(
         lambda: (quota_us(), show(unit, "CPUQuotaPerSecUSec")) == (0.1 * QUOTA_US, {"CPUQuotaPerSecUSec": "100ms"})
     )
     return {
@@ -209,7 +198,7 @@ def shrinks() -> dict[str, Any]:
         "known_s": known_s,
         "agreed_s": agreed_s,
         "unit_name": unit,
-        "status": read_rights(str(pid)),
+        "status": guest.read_rights(str(pid)),
         **look(),
     }
 
@@ -220,7 +209,7 @@ def sandbox() -> dict[str, Any]:
     root = Path(f"/proc/{pid}/root")
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     return {
-        "status": read_rights(pid),
+        "status": guest.read_rights(pid),
         "run": sorted(os.listdir(root / "run")),
         "shadow": (root / "etc/shadow").read_text(),
         "writable": sorted({m[4] for m in mounts if "rw" in m[5].split(",")}),
@@ -230,14 +219,14 @@ def sandbox() -> dict[str, Any]:
 
 def kill() -> dict[str, Any]:
     """kill -9 of the agent: its job goes on with all it ordered, the next agent takes it over."""
-    wait(is_lowered)
+    guest.wait(is_lowered)
     old = agent_pid()
     began_s = time.monotonic()
-    answer = systemctl("kill", "--signal", "KILL", UNIT)
-    original_s = wait(is_original)
+    answer = guest.systemctl("kill", "--signal", "KILL", UNIT)
+    original_s = guest.wait(is_original)
     meanwhile = show(sleeper["unit"], "ActiveState", "SubState", "MainPID")
-    up_s = wait(lambda: show(UNIT, "ActiveState")["ActiveState"] == "active" and agent_pid() not in (old, "0"))
-    lowered_s = wait(is_lowered)
+    up_s = guest.wait(lambda: show(UNIT, "ActiveState")["ActiveState"] == "active" and agent_pid() not in (old, "0"))
+    lowered_s = guest.wait(is_lowered)
     took_s = time.monotonic() - began_s
     return {
         "answer": answer,
@@ -255,19 +244,19 @@ def kill() -> dict[str, Any]:
 
 def stop() -> dict[str, Any]:
     """The agent is away for a while: one job goes on with all it ordered, another ends meanwhile."""
-    wait(is_lowered)
+    guest.wait(is_lowered)
     away = order(*sh("while [ ! -e /run/go-on ]; do sleep 0.05; done; echo done; exit 0"), cores=0.5)
-    wait(lambda: any(job["state"] == "running" and job["cgroup"] for job in jobs_of(away)))
+    guest.wait(lambda: any(job["state"] == "running" and job["cgroup"] for job in jobs_of(away)))
     began_s = time.monotonic()
-    answer = systemctl("stop", UNIT)
+    answer = guest.systemctl("stop", UNIT)
     took_s = time.monotonic() - began_s
     quota = quota_us()
     units = show(sleeper["unit"], "ActiveState", "SubState", "MainPID")
     Path("/run/go-on").touch()
     unit = jobs_of(away)[0]["cgroup"].rpartition("/")[2]
-    ended_s = wait(lambda: show(unit, "SubState")["SubState"] == "exited")
+    ended_s = guest.wait(lambda: show(unit, "SubState")["SubState"] == "exited")
     stopped = show(UNIT, "ActiveState", "Result")
-    start = systemctl("start", UNIT)
+    start = guest.systemctl("start", UNIT)
     return {
         "answer": answer,
         "took_s": took_s,
@@ -277,7 +266,7 @@ def stop() -> dict[str, Any]:
         "stopped": stopped,
         "start": start,
         "away": wait_over(away),
-        "lowered_again_s": wait(is_lowered),
+        "lowered_again_s": guest.wait(is_lowered),
         "node_s": wait_node(1),
         **look(),
     }
@@ -286,7 +275,7 @@ def stop() -> dict[str, Any]:
 def abort() -> dict[str, Any]:
     """The operation is aborted: its job's processes, unit and cgroup go, its log stays."""
     answer = json.loads(ask("POST", f"operations/{sleeper['operation']}/abort", {}) or b"null")
-    gone_s = wait(lambda: left_over() == {"units": [], "cgroups": []})
+    gone_s = guest.wait(lambda: left_over() == {"units": [], "cgroups": []})
     over = wait_over(sleeper["operation"])
     return {
         "answer": answer,
@@ -296,8 +285,8 @@ def abort() -> dict[str, Any]:
         "left": left_over(),
         "node_s": wait_node(0),
         "sandboxes": sorted(str(path) for path in JOBS_DIR.glob("*/sandbox")),
-        "status": json.loads(run("cpumond", "status", "--json")["output"]),
-        "last_stop": systemctl("stop", UNIT),
+        "status": json.loads(guest.run("cpumond", "status", "--json")["output"]),
+        "last_stop": guest.systemctl("stop", UNIT),
         **show(UNIT, "Result", "NRestarts"),
     }
 
@@ -307,4 +296,6 @@ STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-live_through(STEPS, stop_after=lambda step: step is start and show(UNIT, "ActiveState")["ActiveState"] != "active")
+guest.live_through(
+    STEPS, stop_after=lambda step: step is start and show(UNIT, "ActiveState")["ActiveState"] != "active"
+)

@@ -8,19 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guest_tools import (
-    WRAPPER,
-    install_files,
-    is_up_again,
-    journal_after,
-    journal_cursor,
-    live_through,
-    run,
-    show,
-    systemctl,
-    wait,
-    write_file,
-)
+import guest_tools as guest
 
 AGENT = "cpumond.service"
 UNIT = "work.service"
@@ -143,7 +131,7 @@ def quota_us(unit: str = UNIT) -> int:
 
 def property_us(unit: str = UNIT) -> int:
     """CPUQuotaPerSecUSec of a unit in us; -1 is infinity. systemctl prints it as a time span."""
-    text = show(unit, "CPUQuotaPerSecUSec")
+    text = guest.show(unit, "CPUQuotaPerSecUSec")
     if text == "infinity":
         return -1
     units = {"us": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6}
@@ -220,60 +208,60 @@ def wake_up() -> dict[str, Any]:
     """The load begins: how long, and how many checks, from when it is held back until the unit has its quota."""
     before = count_throttled()
     set_load(True)
-    wait(lambda: count_throttled() > before, PATIENCE_S)
+    guest.wait(lambda: count_throttled() > before, PATIENCE_S)
     tick = ask("GET", "/v1/status")["tick"]
-    full_s = wait(is_full, PATIENCE_S)
+    full_s = guest.wait(is_full, PATIENCE_S)
     return {"full_s": full_s, "checks": ask("GET", "/v1/status")["tick"] - tick}
 
 
 def settle() -> float | None:
     """Until the unit is at its least limit, and systemd knows."""
     set_load(False)
-    return wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
+    return guest.wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
 
 
 def install() -> dict[str, Any]:
-    install_files({
+    guest.install_files({
         "systemd/cpumond.service": "/usr/lib/systemd/system/cpumond.service",
         "systemd/cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
         "systemd/cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
         "systemd/cpumond.rules": str(RULES),
     })  # fmt: skip
-    write_file(PROGRAM, WRAPPER, 0o755)
-    write_file("/usr/lib/work.py", f"PAUSE_S = {0.05 * SLOW}\n{WORK}")
-    write_file(f"/etc/systemd/system/{UNIT}", WORK_UNIT)
-    write_file(
+    guest.write_file(PROGRAM, guest.WRAPPER, 0o755)
+    guest.write_file("/usr/lib/work.py", f"PAUSE_S = {0.05 * SLOW}\n{WORK}")
+    guest.write_file(f"/etc/systemd/system/{UNIT}", WORK_UNIT)
+    guest.write_file(
         "/etc/systemd/system/weighty.service",
         f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\nCPUQuota=100%\nCPUWeight=200\n",
     )
-    write_file("/etc/systemd/system/plain.service", f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\n")
+    guest.write_file("/etc/systemd/system/plain.service", f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\n")
     config = CONFIG
     if VERSION == 1 and len(ROOTS) > 1:
         # Where cpu and cpuacct are mounted apart, systemd puts units into the first only; the CPU time is then taken
         # from the cgroup2 mount. Distributions mount both together.
         lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
         if not any("cpu,cpuacct" in line for line in lines):
-            write_file("/etc/cpumond/mountinfo", "".join(line for line in lines if "cpuacct" not in line))
+            guest.write_file("/etc/cpumond/mountinfo", "".join(line for line in lines if "cpuacct" not in line))
             config = 'mountinfo = "/etc/cpumond/mountinfo"\n' + CONFIG
-    write_file("/etc/cpumond/cpumond.toml", config)
-    answers = [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf")]
-    answers += [systemctl("daemon-reload"), systemctl("start", UNIT)]
+    guest.write_file("/etc/cpumond/cpumond.toml", config)
+    answers = [guest.run("systemd-sysusers"), guest.run("systemd-tmpfiles", "--create", "cpumond.conf")]
+    answers += [guest.systemctl("daemon-reload"), guest.systemctl("start", UNIT)]
     return {
         "answers": answers,
-        "systemd": run("systemctl", "--version")["output"].splitlines()[0],
-        "verify": run("systemd-analyze", "verify", "--man=no", AGENT),
-        "check": run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
+        "systemd": guest.run("systemctl", "--version")["output"].splitlines()[0],
+        "verify": guest.run("systemd-analyze", "verify", "--man=no", AGENT),
+        "check": guest.run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
         "quota_us": quota_us(),
     }
 
 
 def lowers() -> dict[str, Any]:
     """A unit with CPUQuota=200% and light load."""
-    answer = systemctl("start", AGENT)
-    lowered_s = wait(is_lowered, PATIENCE_S)
+    answer = guest.systemctl("start", AGENT)
+    lowered_s = guest.wait(is_lowered, PATIENCE_S)
     settled_s = settle()
     # systemd writes the limit, the agent tells of it after its next look.
-    told_s = wait(lambda: job().get("current_cpu_limit") == FLOOR_US / 1e5, PATIENCE_S)
+    told_s = guest.wait(lambda: job().get("current_cpu_limit") == FLOOR_US / 1e5, PATIENCE_S)
     return {
         "answer": answer, "lowered_s": lowered_s, "settled_s": settled_s, "told_s": told_s, "drop_ins": drop_ins(),
         **look(),
@@ -284,14 +272,14 @@ def reloads() -> dict[str, Any]:
     """Again where the agent moved the limit: an emulated processor's waits for the host count as its CPU time."""
     for _ in range(RELOAD_ATTEMPTS):
         settle()
-        cursor = journal_cursor(AGENT)
+        cursor = guest.journal_cursor(AGENT)
         seen = {"before": quota_us()}
         for verb in ("daemon-reload", "daemon-reexec", "daemon-reload"):
-            systemctl(verb)
+            guest.systemctl(verb)
             seen[verb] = quota_us()
-            wait(lambda: False, 3 * CHECK_PERIOD_S)
+            guest.wait(lambda: False, 3 * CHECK_PERIOD_S)
             seen[f"{verb} and three checks"] = quota_us()
-        fact = {"seen": seen, **look(), "journal": journal_after(cursor, AGENT)}
+        fact = {"seen": seen, **look(), "journal": guest.journal_after(cursor, AGENT)}
         # A limit that was raised before the journal's cursor is still on its way down.
         moved = [line for line in fact["journal"].splitlines() if "limit_changed" in line]
         if all("reason=reapply" in line for line in moved):
@@ -302,7 +290,7 @@ def reloads() -> dict[str, Any]:
 def wakes() -> dict[str, Any]:
     settle()
     fact = wake_up()
-    agreed_s = wait(lambda: has_quota(QUOTA_US), PATIENCE_S)
+    agreed_s = guest.wait(lambda: has_quota(QUOTA_US), PATIENCE_S)
     return {**fact, "agreed_s": agreed_s, **look()}
 
 
@@ -310,21 +298,21 @@ def restarts() -> dict[str, Any]:
     """The unit is restarted while its limit is lowered: that is not what it ordered."""
     settle()
     inode = os.stat(Path(CPU_ROOT, SLICE, UNIT)).st_ino
-    answer = systemctl("restart", UNIT)
+    answer = guest.systemctl("restart", UNIT)
     after = {"quota_us": quota_us(), "other": os.stat(Path(CPU_ROOT, SLICE, UNIT)).st_ino != inode}
-    followed_s = wait(lambda: job().get("status") == "reclaim", PATIENCE_S)
+    followed_s = guest.wait(lambda: job().get("status") == "reclaim", PATIENCE_S)
     fact = {"answer": answer, "after": after, "followed_s": followed_s, **look()}
     set_load(True)
-    fact["full_s"] = wait(is_full, PATIENCE_S)
+    fact["full_s"] = guest.wait(is_full, PATIENCE_S)
     return fact
 
 
 def stops() -> dict[str, Any]:
     """The unit is stopped while its limit is lowered: its next start has all it ordered."""
     settle()
-    answer = systemctl("stop", UNIT)
-    back_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
-    start = systemctl("start", UNIT)
+    answer = guest.systemctl("stop", UNIT)
+    back_s = guest.wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
+    start = guest.systemctl("start", UNIT)
     return {"answer": answer, "back_s": back_s, "start": start, "quota_us": quota_us()}
 
 
@@ -334,26 +322,29 @@ def orders() -> dict[str, Any]:
     for name, percent in (("up", 150), ("down", 50)):
         settle()
         wanted = percent * 1000
-        cursor = journal_cursor(AGENT)
-        answer = systemctl("set-property", "--runtime", UNIT, f"CPUQuota={percent}%")
-        seen_s = wait(lambda: job().get("override_by"), OVERRIDE_TTL_S)
+        cursor = guest.journal_cursor(AGENT)
+        answer = guest.systemctl("set-property", "--runtime", UNIT, f"CPUQuota={percent}%")
+        seen_s = guest.wait(lambda: job().get("override_by"), OVERRIDE_TTL_S)
         held, held_us = job(), quota_us()
-        table = run("cpumond", "status")["output"]
+        table = guest.run("cpumond", "status")["output"]
         if name == "down" or SHORT:
             ask("DELETE", f"/v1/jobs/{UNIT}/pin")  # cpumond unpin: its time need not be waited for twice
-        broken_s = wait(lambda wanted=wanted: quota_us() != wanted, OVERRIDE_TTL_S + 5)  # type: ignore[misc]
+        broken_s = guest.wait(lambda wanted=wanted: quota_us() != wanted, OVERRIDE_TTL_S + 5)  # type: ignore[misc]
         fact[name] = {
             "answer": answer, "seen_s": seen_s, "held": held, "held_us": held_us, "table": table, "held_s": broken_s,
-            "journal": journal_after(cursor, AGENT), **look(),
+            "journal": guest.journal_after(cursor, AGENT), **look(),
         }  # fmt: skip
     settle()
-    answer = systemctl("stop", AGENT)
+    answer = guest.systemctl("stop", AGENT)
     return {**fact, "stopped": answer, "left_us": quota_us(), "left_property_us": property_us()}
 
 
 def back_to_normal() -> dict[str, Any]:
     return {
-        "answers": [systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%"), systemctl("start", AGENT)],
+        "answers": [
+            guest.systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%"),
+            guest.systemctl("start", AGENT),
+        ],
         "settled_s": settle(),
     }
 
@@ -361,16 +352,16 @@ def back_to_normal() -> dict[str, Any]:
 def kill() -> dict[str, Any]:
     """kill -9 of the agent: how long until the unit has its quota again."""
     settle()
-    pid = show(AGENT, "MainPID")
-    run("systemctl", "kill", "--signal", "KILL", AGENT)
-    full_s = wait(is_full, PATIENCE_S)
-    property_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
-    up_s = wait(lambda: is_up_again(AGENT, pid), 2 * PATIENCE_S)
+    pid = guest.show(AGENT, "MainPID")
+    guest.run("systemctl", "kill", "--signal", "KILL", AGENT)
+    full_s = guest.wait(is_full, PATIENCE_S)
+    property_s = guest.wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
+    up_s = guest.wait(lambda: guest.is_up_again(AGENT, pid), 2 * PATIENCE_S)
     return {
         "full_s": full_s,
         "property_s": property_s,
         "up_s": up_s,
-        "lowered_s": wait(is_lowered, PATIENCE_S),
+        "lowered_s": guest.wait(is_lowered, PATIENCE_S),
         **look(),
     }
 
@@ -378,17 +369,17 @@ def kill() -> dict[str, Any]:
 def weighs() -> dict[str, Any]:
     """The weight actuator: CPUWeight, and the kernel's file."""
     path = f"{SLICE}/weighty.service"
-    answer = systemctl("start", "weighty.service")
+    answer = guest.systemctl("start", "weighty.service")
     before = read_weight(path)
-    lowered_s = wait(lambda: read_weight(path) < before / 4, PATIENCE_S)
+    lowered_s = guest.wait(lambda: read_weight(path) < before / 4, PATIENCE_S)
 
     def same() -> bool:
-        weight, found = int(show("weighty.service", "CPUWeight")), read_weight(path)
+        weight, found = int(guest.show("weighty.service", "CPUWeight")), read_weight(path)
         return found < before / 4 and found == (weight if VERSION == 2 else weight * 1024 // 100)
 
-    agreed_s = wait(same, PATIENCE_S)
+    agreed_s = guest.wait(same, PATIENCE_S)
     seen = [read_weight(path)]
-    systemctl("daemon-reload")
+    guest.systemctl("daemon-reload")
     seen.append(read_weight(path))
     fact = {"answer": answer, "before": before, "lowered_s": lowered_s, "agreed_s": agreed_s, "seen": seen}
     return {**fact, "quota_us": quota_us("weighty.service"), "job": job("weighty.service")}
@@ -396,54 +387,54 @@ def weighs() -> dict[str, Any]:
 
 def unlimited() -> dict[str, Any]:
     """A unit that orders no CPU: on v2 it has no limit file before it is lowered for the first time."""
-    answer = systemctl("start", "plain.service")
+    answer = guest.systemctl("start", "plain.service")
     before = {"quota_us": quota_us("plain.service"), "property_us": property_us("plain.service")}
-    lowered_s = wait(lambda: has_quota(FLOOR_US, "plain.service"), PATIENCE_S)
-    systemctl("daemon-reload")
+    lowered_s = guest.wait(lambda: has_quota(FLOOR_US, "plain.service"), PATIENCE_S)
+    guest.systemctl("daemon-reload")
     fact = {"answer": answer, "before": before, "lowered_s": lowered_s, **look("plain.service")}
     write_quota(f"{SLICE}/plain.service", 15_000)
-    return {**fact, "by_hand_s": wait(lambda: quota_us("plain.service") == FLOOR_US, PATIENCE_S)}
+    return {**fact, "by_hand_s": guest.wait(lambda: quota_us("plain.service") == FLOOR_US, PATIENCE_S)}
 
 
 def leaves() -> dict[str, Any]:
     """An orderly stop: files and systemd's beliefs are as they were."""
     settle()
-    cursor = journal_cursor(AGENT)
-    answer = systemctl("stop", AGENT)
+    cursor = guest.journal_cursor(AGENT)
+    answer = guest.systemctl("stop", AGENT)
     return {
         "answer": answer,
-        "journal": journal_after(cursor, AGENT),
+        "journal": guest.journal_after(cursor, AGENT),
         "quota_us": quota_us(),
         "property_us": property_us(),
         "plain_us": quota_us("plain.service"),
         "plain_property_us": property_us("plain.service"),
         "weight": read_weight(f"{SLICE}/weighty.service"),
-        "CPUWeight": show("weighty.service", "CPUWeight"),
+        "CPUWeight": guest.show("weighty.service", "CPUWeight"),
         "state": Path("/var/lib/cpumond/originals.state").read_text(),
-        "result": show(AGENT, "Result"),
+        "result": guest.show(AGENT, "Result"),
     }
 
 
 def without_polkit() -> dict[str, Any]:
     """No rule: limits by file alone; what systemd puts back at a reload is written over, not taken for an order."""
-    systemctl("stop", AGENT)
-    systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%")
+    guest.systemctl("stop", AGENT)
+    guest.systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%")
     RULES.unlink()
-    systemctl("restart", "polkit.service")
-    cursor = journal_cursor(AGENT)
-    start = systemctl("start", AGENT)
+    guest.systemctl("restart", "polkit.service")
+    cursor = guest.journal_cursor(AGENT)
+    start = guest.systemctl("start", AGENT)
     set_load(False)
-    lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    lowered_s = guest.wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
     denied = job()
-    systemctl("daemon-reload")
+    guest.systemctl("daemon-reload")
     reloaded_us = quota_us()
-    again_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    again_s = guest.wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
     after = job()
-    stop = systemctl("stop", AGENT)
+    stop = guest.systemctl("stop", AGENT)
     return {
         "start": start, "lowered_s": lowered_s, "denied": denied, "property_us": property_us(),
         "reloaded_us": reloaded_us, "again_s": again_s, "after": after, "stop": stop, "left_us": quota_us(),
-        "result": show(AGENT, "Result"), "journal": journal_after(cursor, AGENT),
+        "result": guest.show(AGENT, "Result"), "journal": guest.journal_after(cursor, AGENT),
     }  # fmt: skip
 
 
@@ -453,4 +444,4 @@ STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    live_through(STEPS)
+    guest.live_through(STEPS)
