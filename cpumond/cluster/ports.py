@@ -1,4 +1,4 @@
-"""TCP ports of 127.0.0.1 for servers that are started and restarted beside other work of the host."""
+"""TCP ports of 127.0.0.1 for servers that are started and restarted on a host with other work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST, LAST = 10_000, 30_000
 def find_range() -> tuple[int, int]:
     """Return the first and last port of the range to choose from. It avoids ports that the kernel assigns by itself.
 
-    Another program's connection or server could get an ephemeral port before our server listens on it."""
+    If the port were ephemeral, another program's connection could get it before our server listens on it."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_given_out = int(file.read().split()[0])
     return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # if nearly all are ephemeral: any
@@ -36,10 +36,10 @@ def pick_port() -> int:
 
 
 def hold(addresses: Sequence[str]) -> list[socket.socket]:
-    """Sockets that reserve the ports of ``addresses``, "host:port", for servers that are down at the moment.
+    """Return sockets that reserve the ports of ``addresses``, "host:port", for servers that are down at the moment.
 
-    No program is assigned such a port, and connections are refused; a server that sets SO_REUSEADDR can listen on it
-    anyway. A port that is in use already is left out."""
+    The kernel assigns a reserved port to no program, and refuses connections to it; only a server that sets
+    SO_REUSEADDR can listen on it. A port that is in use already is left out."""
     held = []
     for address in addresses:
         host, _, port = address.rpartition(":")

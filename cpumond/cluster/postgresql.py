@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 def find_postgresql() -> str | None:
-    """The directory of ``initdb`` and ``postgres``: from PATH, or where Debian keeps them; None: not installed."""
+    """Return the directory of ``initdb`` and ``postgres``, in PATH or where Debian installs them; None without one."""
     found = shutil.which("initdb")
     if found is not None and os.path.exists(os.path.join(os.path.dirname(os.path.realpath(found)), "postgres")):
         return os.path.dirname(os.path.realpath(found))
@@ -31,9 +31,9 @@ def find_postgresql() -> str | None:
 class PostgresServer:
     """A cluster made by ``initdb``, listening on a port of 127.0.0.1 and on a unix socket in its directory.
 
-    Every client that reaches it is its superuser; with ``is_private`` only its own account and root reach it, by the
-    socket alone. Root lets the user ``postgres`` run it, because PostgreSQL refuses root. Raises UnavailableError if it
-    is not installed or does not start."""
+    Every client that reaches the server is its superuser; with ``is_private`` only its own account and root reach it,
+    and only by the socket. Started by root, it runs as the user ``postgres``, because PostgreSQL refuses root. Raises
+    UnavailableError if it is not installed or does not start."""
 
     def __init__(self, *options: str, is_private: bool = False) -> None:
         """``options``: lines of postgresql.conf."""
@@ -75,7 +75,7 @@ class PostgresServer:
         self.close()
 
     def conninfo(self, database: str = "postgres", host: str = "") -> str:
-        """libpq's words for a database of this server; its user is ``cpumond`` and needs no password."""
+        """Return libpq's connection string of a database. Its user is ``cpumond``, without a password."""
         return f"host='{host or self.host or self.directory}' port={self.port} dbname={database} user=cpumond"
 
     def make(self) -> None:
@@ -90,12 +90,12 @@ class PostgresServer:
         )
 
     def configure(self, *lines: str) -> None:
-        """Add lines to postgresql.conf; the last value of a setting counts, from the next start or ``reload`` on."""
+        """Add lines to postgresql.conf, which apply after a start or ``reload``; a setting's last line counts."""
         with open(os.path.join(self.data, "postgresql.conf"), "a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def run(self, program: str, *arguments: str) -> str:
-        """The output of one of PostgreSQL's programs. Raises UnavailableError with the end of its error output."""
+        """Return the output of a program of PostgreSQL. Raises UnavailableError with the end of its error output."""
         done = subprocess.run(  # a program found above
             [*self._as_owner, os.path.join(self.programs, program), *arguments],
             cwd=self.directory,
@@ -135,7 +135,7 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Id of the main process; 0 if it does not run."""
+        """Id of the server's main process; 0 if the server does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def reload(self) -> None:
@@ -143,7 +143,7 @@ class PostgresServer:
             os.kill(self.pid, signal.SIGHUP)
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes at once, like a loss of power."""
+        """Send SIGKILL to all of the server's processes at once, like a loss of power."""
         if self._process is not None:
             pids = [self._process.pid, *_list_children(self._process.pid)]
             for pid in pids:
@@ -152,7 +152,7 @@ class PostgresServer:
             self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End the server and its sessions; SIGQUIT: without writing its memory to disk."""
+        """End the server and its sessions; with SIGQUIT it does not write its memory to disk first."""
         if self.pid and self._process is not None:
             self._process.send_signal(number)
             try:
@@ -162,7 +162,7 @@ class PostgresServer:
         self._process = None
 
     def close(self) -> None:
-        """End the server and remove its files, and the segment of shared memory that a killed server leaves."""
+        """End the server; remove its files, and the shared memory that a killed server leaves behind."""
         self.stop(signal.SIGQUIT)
         with contextlib.suppress(OSError, IndexError), open(f"{self.data}/postmaster.pid", encoding="utf-8") as file:
             segment = file.read().splitlines()[6].split()[1]

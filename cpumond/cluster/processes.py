@@ -32,20 +32,20 @@ CLUSTER_PREFIX = "cpumond-cluster-"
 
 ANY_PORT = "127.0.0.1:0"
 RUN_PREFIX = "cpumond-run-"
-"""Prefix of the name of a ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
+"""Prefix of the name of a ``runtime_dir`` outside of the cluster's directory; the process id and other text follow."""
 
 MAX_RUNTIME_DIR = 80
-"""Maximum bytes of a ``runtime_dir``'s path; the path of a unix socket in it has 107 at most."""
+"""Maximum bytes of a ``runtime_dir``'s path, because a path of a unix socket has at most 107 bytes."""
 
 MAX_SOCKET_DIR = 94
-"""Maximum bytes of a path that only needs space for ``/control.sock``."""
+"""Maximum bytes of a path to which only ``/control.sock`` is added."""
 
 SHORT_DIR = "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
 """Where a ``runtime_dir`` is created if the path of TMPDIR is too long for a socket."""
 
 T = TypeVar("T")
 _PAUSE = threading.Event()
-"""Never set: waiting for it is a pause."""
+"""An event that is never set: waiting for it with a time-out is a pause."""
 
 PACKAGE_PLACE = os.path.abspath(os.path.join(__file__, "..", "..", ".."))
 LAUNCH_PROGRAM = """
@@ -59,7 +59,7 @@ from cpumond.cli import main
 main()
 """
 """Runs ``cpumond`` so that it gets SIGTERM when the thread that started this program ends (PR_SET_PDEATHSIG).
-Arguments: the id of the starting process, the place of the package, and the arguments of ``cpumond``."""
+Arguments: the id of the starting process, the directory that contains the package, and the arguments of ``cpumond``."""
 
 
 class ClusterProcess:
@@ -94,7 +94,7 @@ class ClusterProcess:
             self._held.pop().close()
 
     def make_tables(self) -> Mapping[str, Mapping[str, object]]:
-        """Return the process's configuration by tables; "" has the keys outside of any table."""
+        """Return table -> keys of the process's configuration; "" stands for the keys outside of any table."""
         raise NotImplementedError
 
     def launch(self) -> None:
@@ -123,7 +123,7 @@ class ClusterProcess:
             raise UnavailableError(f"{self.name} {how}; the last line of its log: {last[:500]}")
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until the log of this run reports the start. Raises UnavailableError, with the log's end."""
+        """Wait until the log of this run reports the start. Raises UnavailableError, with the last lines of the log."""
         deadline_s = time.monotonic() + timeout_s
         while not self.log_events("started", since=self._log_offset):
             ended = self._process is None or self._process.poll() is not None
@@ -139,7 +139,7 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end (SIGKILL after ``timeout_s``); return the exit code, 0 if none runs."""
+        """Send a signal, wait for the end (SIGKILL after ``timeout_s``), and return the exit code; 0 if not running."""
         process = self._process
         if process is None:
             return 0
@@ -182,7 +182,7 @@ class ClusterProcess:
 
     def log_events(self, name: str, since: int = 0) -> list[dict[str, Any]]:
         """The log's records of the event ``name``, in order, from the byte ``since`` on."""
-        # A line that is still being written is left out.
+        # The last line is left out while it is still being written.
         lines = [line for line in self.log(since).splitlines(keepends=True) if line.endswith("}\n")]
         records = [json.loads(line) for line in lines if line.startswith("{") and f'"{name}"' in line]
         return [record for record in records if record.get("event") == name]
@@ -254,12 +254,12 @@ class ClusterNode(ClusterProcess):
 
     @property
     def web_url(self) -> str:
-        """The address of the agent's page, with a slash at its end; "" if it has none, or never ran."""
+        """The address of the agent's page, with a slash at its end; "" if the agent has no page, or never ran."""
         return self._make_url("web", "/")
 
     @property
     def metrics_url(self) -> str:
-        """The address that Prometheus scrapes; "" if it has no page, or never ran."""
+        """The address that Prometheus scrapes; "" if the agent has no page, or never ran."""
         return self._make_url("metrics", "/metrics")
 
     def _make_url(self, name: str, path: str) -> str:
@@ -292,12 +292,12 @@ class ClusterNode(ClusterProcess):
             "executor": {
                 "kind": "cgroup", "cgroup_root": self.cgroup_root, "jobs_dir": self.jobs_dir,
                 "allow_root": os.geteuid() == 0,
-                # An agent that is not root runs jobs as its own account, which must be named.
+                # An agent that is not root runs jobs as its own account, and its configuration must name this account.
                 "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
             "metrics": {"listen": self._listens["metrics"]},
             "report": {"kind": "none"},
-            # A point of the graphs at each check, for ten minutes and more.
+            # Each check adds a point to the graphs; ten minutes and more are kept.
             "web": {"listen": self._listens["web"], "period": cluster.monitor["check_period"], "samples": 600},
             "log": {"format": "json"},
         }  # fmt: skip
@@ -332,14 +332,14 @@ class Cluster:
     real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
     ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor``: keys of the agents'
     ``[monitor]``; limits go down to 0.05 cores unless these set a floor. ``scheduler_config``, ``agent_config``:
-    further TOML of any tables. ``tags``: of all nodes, or by node. ``real_time_scale``: how many times as fast the
-    scheduler's time runs. ``mountinfo``: a different file for a simulated kernel. With a ``token`` the scheduler
+    further TOML of any tables. ``tags``: those of every node, or node -> its tags. ``real_time_scale``: how many times
+    as fast the scheduler's time runs. ``mountinfo``: the file for a simulated kernel. With a ``token`` the scheduler
     accepts no request without it (nodes have a ``node_token``); without a ``token`` every user of the machine may run
     jobs on the nodes, as root if root created them. With ``web`` each agent has a page at its ``web_url``. Entering
     waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
 
     Several ``schedulers`` share a PostgreSQL server in its own directory, and one leads, by a lease of ``lease``. They
-    need the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``."""
+    need the extra ``cpumond[postgresql]`` and PostgreSQL. ``scheduler`` is the first of them."""
 
     def __init__(
         self, directory: str | os.PathLike[str], nodes: int = 1, *, cpu: float = 1.0, memory: int = 2 * 2**30,
@@ -412,7 +412,7 @@ class Cluster:
         for process in (*self.nodes, *self.schedulers):
             process.kill()
             process.let_go()
-        # Remove jobs while keepers reap them, and again after the keepers for a job that was just starting.
+        # Remove jobs while keepers reap them. Once the keepers are gone, do it again for a job that was just starting.
         self._remove_cgroups()
         for node in self.nodes:
             node.close()
@@ -421,7 +421,7 @@ class Cluster:
             self.database.close()
 
     def _list_cgroups(self) -> list[str]:
-        """Return the cgroups that the cluster's nodes use, without the cgroups below these."""
+        """Return the topmost cgroups that the cluster's nodes use."""
         return [self.cgroup_prefix, *(name_idle_parent(node.cgroup_root) for node in self.nodes)]
 
     def _remove_cgroups(self) -> None:
@@ -434,7 +434,7 @@ class Cluster:
             process.check()
 
     def leftovers(self) -> list[str]:
-        """The cluster's cgroups in every hierarchy, and its keepers; after ``close`` there are none."""
+        """Return the cluster's cgroups in every hierarchy, and its keepers; after ``close`` there are none."""
         keepers = [f"process {pid}" for node in self.nodes for pid in node.find_keepers()]
         places = [place for cgroup in self._list_cgroups() for place in _list_places(cgroup, self.mountinfo)]
         return places + keepers
@@ -448,7 +448,7 @@ class Cluster:
         return [scheduler.url for scheduler in self.schedulers]
 
     def find_leader(self) -> ClusterScheduler | None:
-        """Return the scheduler that reports that it leads; None if no running one does. A single one always leads."""
+        """Return the scheduler that reports that it leads; None if none reports this. A single one always leads."""
         if len(self.schedulers) == 1:
             return self.scheduler
         # The last leader is asked first.
@@ -468,7 +468,7 @@ class Cluster:
         return leader.url
 
     def describe_pages(self) -> str:
-        """Describe the addresses of the pages, one per line; that of the scheduler's page signs the user in."""
+        """Describe the addresses of the pages, one per line; the address of the scheduler's page signs the user in."""
         pages = [
             *(("web page", f"{url}/#token={self.token}" if self.token else f"{url}/") for url in self.urls),
             *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
@@ -477,11 +477,11 @@ class Cluster:
         return "\n".join(f"  {name:<15}  {address}" for name, address in pages if address)
 
     def get(self, path: str) -> Any:
-        """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with the scheduler's sentence."""
+        """Return the JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with the error's text."""
         return _request("GET", f"{self._find_url()}{path}", token=self.token)
 
     def post(self, path: str, body: object = None) -> Any:
-        """The JSON of a POST. Raises UnavailableError with the scheduler's sentence."""
+        """Return the JSON of a POST. Raises UnavailableError with the error's sentence."""
         return _request("POST", f"{self._find_url()}{path}", body, token=self.token)
 
     def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:
@@ -492,7 +492,7 @@ class Cluster:
         self, pool: str, command: str | Sequence[str], job_count: int = 1, cpu_limit: float = 1.0,
         memory: int = 16 * 2**20, monitor: Mapping[str, object] | None = None, **spec: object,
     ) -> str:  # fmt: skip
-        """Start an operation of one task, ``main``, and return its id. ``spec``: other keys of a specification."""
+        """Start an operation of one task, ``main``, and return its id. ``spec``: other keys of the specification."""
         task = {
             "job_count": job_count,
             "cpu_limit": cpu_limit,
@@ -532,7 +532,7 @@ def _make_short_directory(prefix: str) -> str:
 
 
 def _write_extra(folder: str, text: str) -> None:
-    """Write further configuration as a drop-in, so that it may name any table."""
+    """Write further configuration to a drop-in file, where any table may occur again."""
     if text:
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "extra.toml"), "w", encoding="utf-8") as file:
@@ -568,7 +568,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _list_places(prefix: str, mountinfo: str) -> list[str]:
-    """The directory ``prefix`` in each cgroup mount that has it."""
+    """Return the directory ``prefix`` in each cgroup mount in which it exists."""
     points = {mount.mount_point for mount in read_mounts(mountinfo)}
     return sorted(place for point in points if os.path.isdir(place := os.path.join(point, prefix)))
 
@@ -593,12 +593,12 @@ def _kill_and_remove(top: str) -> None:
         for pid in processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        # This fails while a process is still exiting; the next round repeats it.
+        # This fails while a process is still exiting; the next round tries again.
         with contextlib.suppress(OSError):
             try:
                 os.rmdir(place)
             except OSError as error:
-                # ENOTEMPTY: a simulated hierarchy of plain files; the files of a real cgroup do not count.
+                # ENOTEMPTY shows a simulated hierarchy of plain files, as a real cgroup's own files do not count.
                 if error.errno == errno.ENOTEMPTY and not processes:
                     for name in files:
                         os.unlink(os.path.join(place, name))

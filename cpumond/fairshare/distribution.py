@@ -14,7 +14,7 @@ MARGIN: Vector = (EPS, EPS, EPS, EPS, EPS)
 
 
 def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
-    """Return the parts of a pool's share: first strong, then integral guarantee; what is left is by weight (12)."""
+    """Split a pool's share into its parts: strong guarantee, then integral guarantee, and the rest by weight (12)."""
     if strong == ZERO == proposed:
         return FairShare(total, weight_proportional=total)
     by_strong = least(total, strong)
@@ -35,7 +35,7 @@ def assign(node: PoolNode, suggestion: float, options: Options, promised: bool =
 def _assign_children(
     node: PoolNode, segment: int, suggestion: float, options: Options, promised: bool
 ) -> list[tuple[PoolNode, int, float]]:
-    """Set the shares of a pool and its operations; return for each child pool its position on its function."""
+    """Set the shares of a pool and its operations. Return each child pool with its segment and suggestion."""
     function, path = node.function, node.path
     assert function is not None
     total = function.value_in(segment, suggestion)
@@ -71,7 +71,7 @@ def _assign_children(
         before = here
     if path.factors is None:
         in_order = [ZERO] * len(node.operations)
-        for n, total in zip(node.order, totals, strict=False):  # operations beyond the end of the path get nothing
+        for n, total in zip(node.order, totals, strict=False):  # operations after the path's end get nothing
             in_order[n] = total
         totals = in_order
     if promised:
@@ -84,8 +84,8 @@ def _assign_children(
 def _follow_changed_children(
     node: PoolNode, x: float, total: Vector, options: Options
 ) -> tuple[Path, float, Group, int]:
-    """Return the position of a pool whose children's functions changed after its own was made (11.1): on the path of
-    the present functions, as far as ``total`` allows; in normal mode not beyond ``x``. Only with nested integral pools.
+    """Return the position of a pool whose children's functions changed after its own was made (11.1): as far on the
+    path of the present functions as ``total`` allows; in normal mode at most ``x``. Only if integral pools are nested.
     """
     path = make_path(node, node.children_functions(), options)
     start = path.values[0]
@@ -98,7 +98,7 @@ def _follow_changed_children(
 
 
 def find_blocking_gangs(root: PoolNode) -> list[tuple[PoolNode, int]]:
-    """Return the gangs (pool, index) whose step ends the share of the root or of a pool at its limits (12.3)."""
+    """Return the gangs (pool, index) at whose step the share of the root, or of a pool at its limits, ends (12.3)."""
     assert root.function is not None
     found: list[tuple[PoolNode, int]] = []
     stack = [(root, root.function.segment_at(1.0), 1.0, False)]
@@ -138,15 +138,15 @@ def _below(node: PoolNode) -> list[PoolNode]:
 
 
 def total_of_root(root: PoolNode) -> None:
-    """Set the root's share and strong part to the sums of its children's (14)."""
+    """Set the root's share and strong part to the sums over its children (14)."""
     shares = [child.fair_share for child in root.pools]
     total = sum_vectors([share.total for share in shares] + list(root.operation_totals))
     root.fair_share = detail(total, sum_vectors([share.strong_guarantee for share in shares]), root.proposed)
 
 
 def assign_promised_shares(root: PoolNode, options: Options) -> None:
-    """Assign the share within guarantees to each pool with ``compute_promised_guarantee_fair_share`` that has no such
-    pool above it, and to all below these pools (13)."""
+    """Assign the share within guarantees to the topmost pools with ``compute_promised_guarantee_fair_share``, and to
+    all elements below these pools (13)."""
     nodes = [root]
     while nodes:
         node = nodes.pop()

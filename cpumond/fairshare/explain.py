@@ -16,30 +16,30 @@ from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 
 Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", "burst", "relaxed", "cluster"]
 """The rule that ends an element's share.
-- demand: the element has its whole demand.
+- demand: the element gets its whole demand.
 - limit: a limit, its own or that of a pool above, is reached.
 - gang: its whole demand does not fit at once.
 - fifo: operations that are served before it get the resources.
-- weight: siblings also want more, and it has its part by weight.
-- strong_guarantee, burst, relaxed: it has this guarantee, and nothing is distributed by weight.
+- weight: siblings also want more, and the element gets its part by weight.
+- strong_guarantee, burst, relaxed: the element gets this guarantee, and nothing is distributed by weight.
 - cluster: all of a resource is distributed, and no rule above applies."""
 
 TOLERANCE: Final = 1e-8
-"""Shares less than this apart count as equal: it is above the rounding of an update (1e-9), below real differences."""
+"""Shares that differ by less than this are equal: it is above an update's rounding (1e-9), below real differences."""
 
 NO_STEP: Final = (
     "no resource is fully distributed, but the next step (a gang, or several resources at once) does not fit"
 )
-"""Why a pool stops before any limit: where a gang begins, the pool's share jumps (9.1, 12.1)."""
+"""Why a pool's share stops below any limit: where a gang begins, the share would have to jump (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """An element on the path from the root: absolute amounts of its dominant resource. ``share`` is the sum of
-    ``strong``, ``integral`` and ``by_weight``. ``cut``: if this element decides why the share ends below ``demand``,
-    the reason; else ""."""
+    """An element on the path from the root, with absolute amounts of the element's dominant resource. ``share`` is the
+    sum of ``strong``, ``integral`` and ``by_weight``. ``cut``: the reason why the share ends below ``demand``, if it
+    lies at this element; else ""."""
 
     name: str
     resource: str
@@ -63,7 +63,7 @@ class Explanation:
 
 
 def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
-    """Return the rule that gave the element ``name`` its share in ``result``, the update of ``snapshot``. Raises
+    """Return the rule that determined the share of element ``name`` in ``result``, the update of ``snapshot``. Raises
     KeyError if the tree has no element of this name."""
     tree = _Tree(snapshot, result)
     binding = tree.find_binding(name)
@@ -125,7 +125,7 @@ class _Tree:
         return self.options.step_function_for_gang_operations and pool.step_function_for_gang_operations
 
     def never_fits(self, name: str) -> bool:
-        """Whether a gang demands more than its own limits: then it never gets anything."""
+        """Whether a gang demands more than its own limits allow: then it never gets anything."""
         shares = self.shares(name)
         return self.is_gang(name) and not _covers(shares.limits_share, shares.demand_share)
 
@@ -134,8 +134,8 @@ class _Tree:
         return _covers(shares.fair_share.total, shares.demand_share)
 
     def limit_in_force(self, name: str) -> int | None:
-        """Return the resource in which an element has reached its own limit and wants more; for the root, the limit is
-        that of the cluster (3). Below the root, the cluster's total is not an element's own limit."""
+        """Return a resource in which an element has reached its own limit and wants more; None if there is none. The
+        cluster's total counts as the root's own limit (3), but not as that of an element below."""
         shares = self.shares(name)
         for r, (total, limit, demand) in enumerate(
             zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)
@@ -146,7 +146,7 @@ class _Tree:
         return None
 
     def wants_more(self, name: str) -> bool:
-        """Whether an element could take more: an operation in it is below its demand and not at a limit."""
+        """Whether an element is, or contains, an operation that is below its demand and stopped by no limit."""
         if not self._wants_more:
             wants = self._wants_more
             for operation in self.operations:
@@ -159,7 +159,7 @@ class _Tree:
         return self._wants_more[name]
 
     def fifo_index(self, name: str) -> int:
-        """Return at which place, counted from 0, a FIFO pool serves an operation (3, 7)."""
+        """Return the place, counted from 0, of an operation in the order of service of its FIFO pool (3, 7)."""
         shares = self.shares(name)
         index = shares.fifo_index if shares.effective_fifo_index is None else shares.effective_fifo_index
         return index or 0
@@ -171,7 +171,7 @@ class _Tree:
         return [other for index, other in sorted(before) if index < own and any(self.shares(other).demand_share)]
 
     def find_scarce(self, name: str) -> tuple[str, int] | None:
-        """(pool, resource) of the nearest pool above that has reached its limit; the root: that of the cluster."""
+        """Return the nearest pool above that has reached a limit (the root: the cluster's total), and its resource."""
         for pool in self.path(name)[-2::-1]:
             resource = self.limit_in_force(pool)
             if resource is not None:
@@ -179,8 +179,8 @@ class _Tree:
         return None
 
     def find_binding(self, name: str) -> _Binding:
-        """Return the first level, from the element upwards, at which something limits the element; a pool may also be
-        limited by what is inside it."""
+        """Return the first level, going from the element upwards, at which something limits the element. For a pool
+        limited only by what is inside it, return a level inside."""
         if self.is_satisfied(name):
             return _Binding("demand", name)
         if name in self.pools and self.limit_in_force(name) is None and not self.wants_more(name):
@@ -208,7 +208,7 @@ class _Tree:
             at = parent
 
     def _find_closed(self, name: str) -> _Binding | None:
-        """Return the nearest pool above an operation that allows nothing of a resource which the operation needs."""
+        """Return the nearest pool above whose limit is 0 for some resource that the operation demands."""
         demand = self.shares(name).demand_share
         at = name
         while at != ROOT:
@@ -220,7 +220,7 @@ class _Tree:
         return None
 
     def _find_binding_inside(self, name: str) -> _Binding:
-        """Return the first limit on the way from a pool to an element in need; the rule "gang" if there is none."""
+        """Return the first limit on the way down from a pool to an unsatisfied element, or the rule "gang"."""
         at, resource = name, None
         while resource is None and at in self.pools:
             at = next(child for child in self.children[at] if not self.is_satisfied(child))
@@ -228,7 +228,7 @@ class _Tree:
         return _Binding("gang" if resource is None else "limit", at, resource)
 
     def _rule_among_rivals(self, name: str) -> Rule:
-        """Return the rule if siblings want more, too: they share by weight unless nothing was left after guarantees."""
+        """Return the rule of an element whose siblings also want more: "weight", unless guarantees take everything."""
         parts = self.shares(name).fair_share
         level = [name, *self.siblings(name)]
         if any(_is_some(self.shares(other).fair_share.weight_proportional) for other in level):
@@ -271,7 +271,7 @@ def _make_step(tree: _Tree, name: str, binding: _Binding) -> PathStep:
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:
-    """Return ``its weight``; or the weight of a pool above or of an element inside, with its name."""
+    """Return ``its weight``; for a pool above, or an element inside, the phrase names that element."""
     if at == name:
         return f"its {word}"
     return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"
@@ -373,7 +373,7 @@ def _describe_scarce(tree: _Tree, name: str) -> str:
 
 
 def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
-    """Return ``1 of 4``: the weight of an element, and the sum over all siblings that count and the element."""
+    """Return, as ``1 of 4``, an element's weight and the sum of the weights of it and of the siblings that count."""
     own = tree.element(name).weight
     others = sum_in_order(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
     return f"{own:g} of {own + others:g}"
@@ -455,7 +455,7 @@ def _is_adjusted(tree: _Tree, name: str) -> bool:
 
 
 def _why_adjusted(tree: _Tree, name: str) -> str:
-    """Return where on the path the guarantee was first reduced, and what reduced it (6)."""
+    """Return at which element of the path the guarantee was first reduced, and what reduced it (6)."""
     cut = next(pool for pool in tree.path(name)[1:] if _is_adjusted(tree, pool))
     shares = tree.shares(cut)
     if not _covers(shares.limits_share, least(_guaranteed(tree, cut), ONE)):

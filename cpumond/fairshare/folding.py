@@ -1,4 +1,4 @@
-"""Settings that the update itself does not know: callers fold them into the weights and limits of a snapshot.
+"""Settings unknown to the update itself: callers express them by the weights and limits of a snapshot.
 
 fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute."""
 
@@ -17,15 +17,15 @@ DEFAULT_WEIGHT: Final = 1.0
 
 def limits_of_total(total: Vector, ratio: float) -> Vector:
     """Return the limits set by ``max_share_ratio``, in [0, 1], as a share of the cluster (18). They are quantised like
-    all resources (17). A pool's ``resource_limits`` are the lesser of its own and these."""
+    all resources (17). The caller sets ``resource_limits`` of the pool to the lesser of its own and these."""
     return scale_resources(total, ratio)
 
 
 def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vector, ratio: float | None) -> Vector:
-    """Limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md 2.10).
+    """Limits of an element whose ``max_share_ratio``, in [0, 1], is a fraction of its parent's (semantics.md 2.10).
 
-    ``parent_limits`` are the result of this function for the parent (for an operation: its pool), so it is called from
-    the root down; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned."""
+    ``parent_limits`` are this function's result for the parent (for an operation: its pool), so parents must come
+    first; infinite means no limit. If ``ratio`` is None, the element's own ``resource_limits`` are returned."""
     if ratio is None:
         return resource_limits
     return least(resource_limits, limits_of_total(least(parent_limits, total), ratio))
@@ -54,8 +54,8 @@ def infer_weight(
     """Return the weight, > 0, of a pool for which none is set (18, semantics.md 2.5).
 
     ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. A pool's
-    guarantee is the greatest component of its strong share plus its total flow ratio. The weight is this as a fraction
-    of the parent's, times the multiplier, within [2^-26, 2^26]; if that is not > 0, the default, 1."""
+    guarantee is the greatest component of its strong share plus its total flow ratio. The weight is the ratio of this
+    guarantee to the parent's, times the multiplier, within [2^-26, 2^26]; if that is not > 0, it is the default, 1."""
     own = max(strong_share) + total_flow_ratio
     parent = max(parent_strong_share) + parent_total_flow_ratio
     if multiplier is None or not (own > 0.0 and parent > 0.0):

@@ -1,4 +1,4 @@
-"""The share that an element takes at each suggestion; here those of operations (fair_share_update.md 8 and 9)."""
+"""Functions from a suggestion to the share that an element takes; here for operations (fair_share_update.md 8, 9)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ROUNDING: Final = 1e-15
 """Levels closer than this count as equal."""
 
 STEEPEST: Final = 2.0**14
-"""Segments with a slope above this are ramps, kept as their two ends: slope times a rounded length is too inexact."""
+"""Segments steeper than this are ramps, for which both ends are kept: slope times a rounded length is too inexact."""
 
 EXACT: Final = 2.0**60
-"""Slopes are summed as integers in units of 1 / EXACT: adding and subtracting one leaves no remainder. A resource of
-which no element takes more stays exactly constant."""
+"""Slopes are summed as integers in units of 1 / EXACT: a slope that is added and later subtracted leaves no remainder.
+So a resource of which no element takes more stays exactly constant."""
 
 Jump = tuple[float, int, Vector]
-"""A suggestion at which the value jumps, the index of the segment that begins there, the height in each resource."""
+"""A suggestion at which the value jumps, the index of the segment that begins there, the jump's height per resource."""
 
 Group = tuple[tuple[int, int], ...]
 """Children that jump at one place of their parent's path: (index of the child, index of its segment after the jump)."""
@@ -43,10 +43,10 @@ class ShareFunction:
 
     Segment ``i`` covers suggestions above ``starts[i]`` up to ``starts[i + 1]`` (the last one: up to the horizon); its
     value is ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``.
-    ``at_horizon`` is the last value. For a pool, ``positions[i]`` is the position on its path there (empty for
-    operations), ``zero_position`` the position at 0. ``jumps``: the segments that do not begin where the previous one
-    ends; ``lower_ends``: the values below these jumps. ``ramps``: the segments steeper than STEEPEST. Never changed
-    once made."""
+    ``at_horizon`` is the last value. ``positions[i]`` is the segment's position on a pool's path (an operation has no
+    positions), ``zero_position`` that of suggestion 0. ``jumps``: the segments that do not begin where the previous one
+    ends; ``lower_ends``: the values just before these jumps. ``ramps``: the segments steeper than STEEPEST. A function
+    never changes."""
 
     __slots__ = (
         "starts", "values", "slopes", "at_zero", "at_horizon", "horizon", "positions", "zero_position", "jumps",
@@ -103,7 +103,7 @@ class ShareFunction:
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
 
     def exact_value(self, segment: int, suggestion: float) -> Vector:
-        """``value_in``; but if the suggestion is, up to rounding, where two segments meet, the value of both there."""
+        """Return ``value_in``; but if two segments meet at the suggestion, up to rounding: the value stored there."""
         near = suggestion * 2.0**-51
         for n in (segment, segment + 1):
             if 0 <= n < len(self.starts) and abs(self.starts[n] - suggestion) <= near:
@@ -131,8 +131,8 @@ class ShareFunction:
         return min(x + rate * (suggestion - self.starts[segment]), end), group, jumped
 
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
-        """Return where and by how much the slope changes, as a function of x in [0, reach]; the suggestion is x *
-        factor. Ramps count as flat. A pool's result is kept for the next sum: it takes longer than an operation's."""
+        """Return at which x in [0, reach], and by how much, the slope changes if the suggestion is x * factor. Ramps
+        count as flat. A pool's result is kept for the next sum, because it takes longer than an operation's."""
         if not self.positions:
             return self._list_changes(factor, reach * factor)
         if self._changes[0] != factor:
@@ -182,8 +182,8 @@ def gang_function(demand: Vector, limits: Vector) -> ShareFunction:
 
 
 def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFunction:
-    """Return ``B`` of an operation: its resources grow together to the usage, then from there to the demand (9.1, 9.4).
-    All three are shares; ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``; then
+    """Return ``B`` of an operation: all resources grow to the usage, and from the usage to the demand (9.1, 9.4). All
+    arguments are shares; ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``; then
     ``usage + g * (demand - usage)`` with the greatest ``g`` in [0, 1] that the suggestion and the limits allow."""
     if max(demand) <= 0.0:
         return NOTHING
@@ -233,13 +233,13 @@ def _value_within(usage: Vector, limits: Vector) -> Vector:
 def _grow_to_demand(
     starts: list[float], values: list[Vector], slopes: list[Vector], usage: Vector, demand: Vector, limits: Vector
 ) -> ShareFunction:
-    """Return the second half of ``operation_function``: from the usage, already reached, to the demand."""
+    """Add the second half of ``operation_function``: from the usage, already reached, to the demand."""
     growth = subtract(demand, usage)
     room, end, needed = 1.0, demand, max(demand)
     factors = [between(x, u, d, 1.0, 2.0) if d > x else 2.0 for x, u, d in zip(limits, usage, demand, strict=True)]
     factor = min(factors)
     if factor < 2.0:
-        # Shares depend on whether the sum with others is exactly 1 (9.4): use the value of section 9.1 at this f.
+        # Shares depend on whether the sum with other shares is exactly 1 (9.4): use the value of section 9.1 at this f.
         room = factor - 1.0
         a, b, c, d, e = (between(factor, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
         end = (a, b, c, d, e)
@@ -265,15 +265,15 @@ def _grow_to_demand(
 def rising_parts(
     level: Vector, slope: Vector, length: float, suggestion: float, needed: float, rounding: float = ROUNDING
 ) -> list[tuple[float, float, float, float]]:
-    """Return the parts of a linear piece on which more suggestion is needed; in each part one resource decides (9.4).
+    """Return the parts of a linear piece on which the needed suggestion rises; one resource determines each part (9.4).
 
     The piece is ``level + slope * x``, x in [0, length]. The needed suggestion is the greatest component, but at least
-    ``suggestion``, which is needed at the start; ``needed`` is needed at the end. Returns the parts on which it rises,
-    in order, as (suggestion, suggestion at the end, x, x at the end)."""
+    ``suggestion``, that of the start; that of the end is ``needed``. Each part is (suggestion at its start, suggestion
+    at its end, x at its start, x at its end)."""
     if needed <= suggestion + suggestion * rounding:
         return []
     lines = [(v, m) for v, m in zip(level, slope, strict=True) if m > 0.0 and v + m * length > suggestion]
-    if not lines:  # only rounding makes the needed suggestion rise
+    if not lines:  # the needed suggestion rises by rounding only
         return []
     x, _, bound, rate = min((max((suggestion - v) / m, 0.0), -m, v, m) for v, m in lines)
     low = suggestion

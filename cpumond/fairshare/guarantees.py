@@ -30,9 +30,9 @@ from cpumond.fairshare.tree import UNSET
 
 
 def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str) -> None:
-    """Set ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4). A resource that is not
-    set for a pool follows the pool's main resource: it gets the same fraction of the parent's guarantee, scaled to what
-    the siblings that set the resource leave; at the first level it is not scaled."""
+    """Set ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4). If a pool does not set
+    a resource, it gets the same fraction of the parent's guarantee as of the main resource. These fractions are scaled
+    down to what the siblings that set the resource leave; at the first level they are not scaled."""
     main = RESOURCES.index(main_resource)
     preorder[0].inferred_guarantee = total
     for node in preorder:
@@ -65,7 +65,7 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
 
 
 def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector) -> list[UpdateError]:
-    """Return errors for guarantees that the cluster cannot keep; scale bursts down with the root's strong share (6)."""
+    """Return errors for guarantees beyond the cluster; if bursts are, scale them and the root's strong share (6)."""
     errors = []
     strong = sum_resources([child.inferred_guarantee for child in root.pools])
     if not dominates(total, sum_resources([strong, scale_resources(total, root.total_flow_ratio)])):
@@ -99,7 +99,7 @@ def fitting_factor(available: Vector, wanted: Vector) -> float:
 
 
 def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode]) -> None:
-    """Shrink strong shares, tier by tier, to the parent's share, by one factor for all resources (6.1, 6.2)."""
+    """Shrink strong shares until they fit the parent's, tier by tier, by one factor for all resources (6.1, 6.2)."""
     for node in reversed(preorder):
         if node in effective_priority:
             node.priority_tier, node.regular_tier = node.strong, ZERO
@@ -132,8 +132,8 @@ def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode
 
 
 def estimate_guarantees(preorder: list[PoolNode]) -> None:
-    """Set ``estimated``: the strong share plus a part, by weight, of what is left of the parent's share; without limits
-    or demand (6.3)."""
+    """Set ``estimated``: the strong share plus a part, by weight, of what the siblings' strong shares leave of the
+    parent's. Limits and demand are ignored (6.3)."""
     root = preorder[0]
     root.estimated = root.strong
     for node in preorder:

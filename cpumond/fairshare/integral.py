@@ -31,11 +31,11 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives each pool of a subtree its function, computed only as far as a given suggestion to the top pool needs (9)."""
+"""Gives each pool of a subtree its function, computed only as far as is needed at a given suggestion to the top (9)."""
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:
-    """Grow volumes by the flow and shrink them by the last update's grant; growth stops at the capacity (5.1)."""
+    """Grow volumes by their flow and shrink them by the last update's shares; they stop at the capacity (5.1)."""
     for node in nodes:
         integral = node.pool.integral_guarantees
         old = node.volume
@@ -51,7 +51,7 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
 
 
 def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
-    """In pre-order, the pools through which volumes flow: all not inside a pool with an integral guarantee (5.2)."""
+    """Return, in pre-order, the pools through which volumes flow: all that are not below an integral pool (5.2)."""
     nodes = []
     end = 0
     for node in preorder:
@@ -63,7 +63,7 @@ def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
 
 
 def collect_overflow(nodes: list[PoolNode]) -> None:
-    """Sum to the root volumes that pools could not keep and that others could take (5.2). ``nodes``: in pre-order."""
+    """Sum, up to the root, volumes that pools cannot keep and no sibling accepts (5.2). ``nodes``: in pre-order."""
     for node in reversed(nodes):
         if node.guarantee_type != "none":
             continue
@@ -76,7 +76,7 @@ def collect_overflow(nodes: list[PoolNode]) -> None:
 
 
 def distribute_free_volume(nodes: list[PoolNode]) -> None:
-    """Give volume that would be lost to pools that can take more of it, if a pool above both allows this (5.3)."""
+    """Give volume that would be lost to pools that accept more, if a pool above giver and taker allows it (5.3)."""
     for node in nodes:
         if node.guarantee_type != "none":
             node.volume = sum_resources([node.volume, node.accepted_free_volume])
@@ -89,7 +89,7 @@ def distribute_free_volume(nodes: list[PoolNode]) -> None:
 
 
 def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
-    """Return how much of ``free`` volume of resource ``r`` each child accepts: by its flow, until it is full (5.3)."""
+    """Divide ``free`` volume of resource ``r`` among the children, by their flow, as far as they accept it (5.3)."""
     accepted = [0.0] * len(children)
     accepting = [
         (_counted(child.acceptable_volume[r] / child.total_flow_ratio, r), n)
@@ -173,7 +173,7 @@ def propose_relaxed_shares(
 
 
 def _available(node: PoolNode) -> Vector:
-    """Return what guarantees leave of the limits of a pool and of all pools above it except the root (10.2)."""
+    """Return what guarantees leave within the limits of a pool and of all pools above it except the root (10.2)."""
     available = ONE
     for above in node.path_to_root():
         available = least(available, subtract(above.limits_share, add(above.strong, above.proposed)))
@@ -194,7 +194,7 @@ def _fit(node: PoolNode, proposed: Vector) -> Vector:
 
 
 def _grant(node: PoolNode, granted: Vector) -> None:
-    """Add an integral share to the pool and all above it; drop their functions, by which it was found (10.6, 10.7)."""
+    """Add an integral share to a pool and all above it; drop their functions, made for the old shares (10.6, 10.7)."""
     for above in node.path_to_root():
         above.proposed = _fit(above, add(above.proposed, granted))
         top = above.parent

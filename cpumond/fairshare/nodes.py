@@ -32,12 +32,12 @@ MARGIN_OF_GUESS: Final = 1.15
 LEAST_GUESS: Final = 2.0**-20
 
 SETTLED: Final = 128
-"""Paths with up to this number of vertices are settled (``settle``)."""
+"""Maximum number of vertices of a path to which ``settle`` is applied."""
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
-# Many operations have equal demand and usage: they share one copy of the result.
+# Operations often have the same demand and usage, so they share one copy of the result.
 _share: Final = lru_cache(maxsize=1024)(share)
 _operation_function: Final = lru_cache(maxsize=1024)(operation_function)
 
@@ -81,8 +81,8 @@ class PoolMemory:
     def __init__(
         self, given: list[Operation], gangs: bool, total: Vector, full: Vector, last: PoolMemory | None
     ) -> None:
-        """``gangs``: whether gangs of this pool have step functions. ``full``: the shares of the whole cluster.
-        ``last``: the memory of the same pool when it had different operations."""
+        """``gangs``: whether gangs of this pool have step functions. ``full``: the whole cluster as a share. ``last``:
+        the memory of the same pool when it had different operations."""
         self.given = given
         self.gangs = gangs
         records = {record.operation.name: record for record in last.operations} if last else {}
@@ -169,7 +169,7 @@ class PoolNode:
         self.promised_totals: Sequence[Vector] = ()
 
     def renew(self, parent: PoolNode | None) -> PoolNode:
-        """The same pool for the next update, with its memory. Only if its operations and all below it are the same."""
+        """Return a pool that is unchanged, itself and all below it, for the next update; it keeps its memory."""
         new = PoolNode(self.pool, parent)
         new.is_same = True
         new.index = self.index
@@ -184,7 +184,7 @@ class PoolNode:
 
     @property
     def guarantee_type(self) -> str:
-        """The type is none, burst or relaxed; none for the root."""
+        """The pool's type: none, burst or relaxed; for the root, none."""
         return "none" if self.parent is None else self.pool.integral_guarantees.guarantee_type
 
     @property
@@ -222,7 +222,7 @@ class PoolNode:
 
 
 def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) -> Path:
-    """Return the path of a pool whose children have ``functions``, known as far as the pool's reach (9.2, 9.3)."""
+    """Return the path of a pool whose children's ``functions`` are known as far as the pool's reach (9.2, 9.3)."""
     if node.pool.mode == "fifo":
         return fifo_path(functions, len(functions) == len(node.operations))
     path = weighted_path(functions, node.factors, node.reach, options.improved_fair_share_by_fit_factor)
@@ -232,8 +232,8 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 
 
 def first_reach(node: PoolNode) -> float:
-    """Return the fit factor up to which a pool's path is first made (9): a little more than the last update needed. It
-    does not change the result. The root needs B(1), so its last position is the best guess."""
+    """Return the fit factor up to which a pool's path is first made (9): a little more than the last update needed.
+    This guess does not affect the result. For the root, which needs B(1), its last position is the best guess."""
     last = node.memory.function
     reach = 0.0
     if node.parent is None:
@@ -246,9 +246,9 @@ def first_reach(node: PoolNode) -> float:
 
 
 def guess_reach(node: PoolNode) -> float:
-    """Return a fit factor that probably suffices for the suggestion ``node.need``: the function is first made up to it.
-    The guess is that each child, beyond its guarantee, grows straight to its demand. A factor that is too high costs
-    time, one that is too low a second try; the result depends on neither."""
+    """Return a fit factor that probably suffices for the suggestion ``node.need``. The guess is that each child, beyond
+    its guarantee, grows in a straight line to its demand. A factor that is too high costs time, a factor that is too
+    low costs a second try; neither affects the result."""
     taken = [least(child.strong, child.demand_share) for child in node.pools]
     wanted = [
         subtract(least(child.demand_share, child.limits_share), guaranteed)
@@ -321,7 +321,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
 
 
 def divide_by_least(weights: list[float]) -> list[float]:
-    """Return the weights divided by the smallest weight above EPS: a child's suggestion per fit factor (9.2)."""
+    """Return the weights divided by the smallest one above EPS: each child's suggestion per fit factor (9.2)."""
     least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
     return [weight / least_weight for weight in weights]
 

@@ -1,4 +1,4 @@
-"""The path of a pool: the values that its children take together, in order (fair_share_update.md 9.2 to 9.4)."""
+"""The path of a pool: the values that its children's sum runs through, in order (fair_share_update.md 9.2 to 9.4)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Path:
     """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices, beginning at fit factor 0.
 
     Vertex ``i`` is at fit factor ``xs[i]`` and has the value ``values[i]``. The step to the next vertex is linear with
-    ``slopes[i]`` per fit factor, or a jump (None). For a jump, ``jumps[i]`` has all children that jump at this fit
-    factor, and how many of them jumped before this step. ``factors[c]`` is child c's suggestion per fit factor
-    (fair_share); ``factors`` is None in a FIFO pool. ``functions``: those of the children in the order of the path, as
-    far as they are needed. ``complete``: the last vertex is the end of the domain."""
+    ``slopes[i]`` per fit factor, or a jump (None). For a jump, ``jumps[i]`` lists all children that jump at this fit
+    factor, and the number of those that jumped before this step. ``factors[c]`` is child c's suggestion per fit factor
+    (fair_share); ``factors`` is None in a FIFO pool. ``functions``: the children's, in the order of the path, as far as
+    needed. ``complete``: the last vertex is the end of the domain."""
 
     __slots__ = ("xs", "values", "slopes", "jumps", "functions", "factors", "complete")
 
@@ -37,7 +37,7 @@ class Path:
         self.values.append(value)
 
     def add_jumps(self, x: float, here: list[tuple[int, int, Vector]], one_by_one: bool) -> None:
-        """Append at ``x`` the jumps of the children ``here`` (child, segment, height): a joint one, or one for each."""
+        """Append the jumps at ``x`` of the children ``here`` (child, segment, height): one for all, or one for each."""
         group: Group = tuple((child, segment) for child, segment, _ in here)
         value = self.values[-1]
         for done, (_, _, height) in enumerate(here):
@@ -71,7 +71,7 @@ class Path:
         return self._sum(self.xs[vertex], group, jumped)
 
     def sum_along(self, step: int) -> Vector:
-        """The sum in the middle of a linear step: of values constant along it, without the rounding at its ends."""
+        """The sum in the middle of a linear step: for constant resources, the value without the ends' rounding."""
         return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
     def sum_at_end(self) -> Vector:
@@ -101,9 +101,9 @@ def weighted_path(functions: list[ShareFunction], factors: list[float], reach: f
     """Return the path of a fair_share pool: the sum of its children's functions, with arguments scaled by weight (9.2).
 
     Children are in their order. ``factors`` are weights divided by the smallest one. ``reach``: a fit factor in (0, 1].
-    The path goes to the last change of slope that is not after it, or to the end if it is 1; the functions are known
-    that far. ``improved``: children that jump at the same place do so one by one, in their order. The time of the one
-    sweep over all changes is linear in their number, except for sorting."""
+    The path ends at the last change of slope up to ``reach``, or at its real end if that is 1; the functions are known
+    that far. ``improved``: children that jump at the same fit factor do so one by one, in their order. The time of the
+    one sweep over all changes is linear in their number, except for sorting."""
     path = Path(functions, factors, reach == 1.0)
     takers = [child for child, function in enumerate(functions) if function is not NOTHING]
     if len(takers) == 1 and factors[takers[0]] >= 1.0:
@@ -142,14 +142,14 @@ def _below(x: float, offset: float, factor: float, suggestion: float) -> float:
 
 
 _END, _JUMP, _RAMP = range(3)
-"""Events that interrupt a sum of constant slopes, in the order in which they are handled at one place."""
+"""Events that interrupt a sum of constant slopes, in the order in which they are handled at one fit factor."""
 
 Ramp = tuple[float, float, Vector]
 """A ramp on a path: the fit factors of its start and end, and its rise."""
 
 
 def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
-    """Append the sum of the children ``takers``, with a running value and slope; jumps and ramps as heights."""
+    """Append the sum of the children ``takers``: a running value and slope, to which jumps and ramps add heights."""
     changes: list[SlopeChange] = []
     breaks: list[tuple[float, int, int, int, Vector]] = []
     ramps: dict[tuple[int, int], Ramp] = {}
@@ -166,7 +166,7 @@ def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
             if x_end > x:
                 ramps[child, segment] = x, x_end, rise
                 breaks += [(x, _RAMP, child, segment, ZERO), (x_end, _END, child, segment, rise)]
-            elif segment + 1 < len(function.starts):  # only rounding is between its ends
+            elif segment + 1 < len(function.starts):  # its ends differ by rounding only
                 breaks.append((x, _JUMP, child, segment + 1, rise))
     changes.sort()
     breaks.sort(key=itemgetter(0, 1, 2, 3))
@@ -279,8 +279,8 @@ def _sweep_with_ramps(
 
 
 def settle(path: Path) -> None:
-    """In resources that are constant, replace the running sum by the sum of the children's own values. It is for
-    callers that compare such values with each other, and pays off for small paths only."""
+    """Where a resource is constant, replace the running sum by the sum of the children's own values: callers compare
+    such values with each other. This pays off for small paths only."""
     for r in range(5):
         flat = [slope is not None and slope[r] == 0.0 for slope in path.slopes]
         flat.append(False)

@@ -1,12 +1,12 @@
 """The share function of a pool, made from its path (fair_share_update.md 9.4 and 9.5).
 
-An element's ``B`` (9.5) is its path: the values that ``A`` (9.1 to 9.3) runs through, in order. Each point of the path
-is measured by the suggestion that it needs: the least ``s`` with ``value <= min(strong + proposed + s, limits)``.
-Therefore ``M`` (9.4) is computed for the binding resource only. Along a linear piece, the needed suggestion is a
-maximum of lines: one division per piece turns path into function. If the path moves without needing more suggestion,
-``B`` jumps; if the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
+An element's ``B`` (9.5) is made from its path: the values that ``A`` (9.1 to 9.3) runs through, in order. For each
+point of the path the needed suggestion is computed: the least ``s`` with ``value <= min(strong + proposed + s,
+limits)``. Therefore ``M`` (9.4) is computed for the binding resource only. Along a linear piece, the needed suggestion
+is a maximum of lines: one division per piece turns path into function. If the path moves without needing more
+suggestion, ``B`` jumps; if the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
 
-Paths and functions of pools are made from 0 as far as they are needed: each number is the same as in the whole one."""
+A pool's path and function are made from 0 as far as needed: each number is as if they were made in full."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cpumond.fairshare.paths import Path
 from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subtract
 
 TIE: Final = 1e-12
-"""If a running sum is closer to a bound than this, it is computed again, child by child, before the comparison."""
+"""A running sum that is closer to a bound than this is computed again, child by child, before the comparison."""
 
 NEARLY_ONE: Final = 1.0 - TIE
 BELOW_ONE: Final = 1.0 - 2.0**-53
 
 
 def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
-    """Return the farthest point of ``path`` with all values within ``bound``; the start is within it (9.4). Returns
-    (step, fit factor, value): within this linear step, at the start of this jump that does not fit, or (number of
-    steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it."""
+    """Return the farthest point of ``path`` up to which all values are within ``bound``, as is the start (9.4). Returns
+    (step, fit factor, value): inside this linear step, or at the start of this jump, which does not fit; if the whole
+    path fits, (number of steps, last fit factor, last value). A jump counts as made only if the path goes on."""
     values = path.values
     first_beyond = [
         _first_beyond(path, r, limit) if last > limit - TIE and last > 0.0 else len(values)
@@ -59,8 +59,8 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
 
 
 def _first_beyond(path: Path, r: int, limit: float) -> int:
-    """Return the first vertex whose value of resource ``r`` exceeds a limit; the start is within it. Returns the number
-    of vertices if there is none. Near the limit the sums of the children's own values decide."""
+    """Return the first vertex whose value of resource ``r`` exceeds a limit, or the number of vertices if none does;
+    the start does not. Near the limit, the sums of the children's own values are compared."""
     values, key = path.values, itemgetter(r)
     beyond = bisect_right(values, limit + TIE, key=key)
     near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
@@ -76,7 +76,7 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
 
 
 class _Segments:
-    """A pool's function while it is made, in segments. ``moved``: the path has moved since the last one ended."""
+    """A pool's function while it is made, in segments. ``moved``: the path has moved since the last segment's end."""
 
     __slots__ = ("starts", "values", "slopes", "positions", "lower_ends", "end", "moved")
 
@@ -91,7 +91,7 @@ class _Segments:
         self.moved = False
 
     def add(self, start: float, value: Vector, slope: Vector, position: Position, end: Vector) -> None:
-        """Append a segment; if the path has moved since the last one, it begins with a jump."""
+        """Append a segment, which begins with a jump if the path has moved since the last segment's end."""
         if self.moved:
             self.lower_ends[len(self.starts)] = self.end
             self.moved = False
@@ -103,9 +103,9 @@ class _Segments:
 
 
 class _Piece:
-    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``; both contain the path's
-    start (9.4). ``first`` and ``last`` are the steps of the path that contain the piece's ends. ``is_cut``: the piece
-    ends before the path does. Vertices before ``exact_until`` are those of the path."""
+    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``; the path's start is within
+    both (9.4). ``first`` and ``last`` are the steps of the path that contain the piece's ends. ``is_cut``: the piece
+    ends before the path does. The vertices before ``exact_until`` are vertices of the path."""
 
     __slots__ = ("first", "last", "is_cut", "xs", "values", "slopes", "at_zero", "exact_until")
 
@@ -132,9 +132,9 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     """Return ``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as it is known from an incomplete path;
     None if not even B(0) is.
 
-    ``guarantee`` is the strong plus the proposed share, ``limits`` the limits share, at most 1. Values within the
-    guarantee are B(0); values beyond the limits are never reached. In between, each step of the path is measured by the
-    suggestion that it needs. Between 0 and ``asked_from`` the function is not made and must not be evaluated."""
+    ``guarantee`` is the strong plus the proposed share, ``limits`` the limits share, at most 1. B(0) is the last value
+    within the guarantee; values beyond the limits are never reached. In between, the suggestion that each step needs is
+    computed. Between 0 and ``asked_from`` the function is not made and must not be evaluated."""
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):
         return None
@@ -163,7 +163,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
         elif m is None:  # B waits below the jump until its upper end is affordable
             segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]), values[n])
             segments.moved = high < 1.0
-        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource has the highest level throughout
+        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource is the highest throughout
             a, b, c, d, e = m
             rate = (xs[n + 1] - xs[n]) / (high - s)
             slope = (a * rate, b * rate, c * rate, d * rate, e * rate)
@@ -224,13 +224,13 @@ def _levels(values: list[Vector], guarantee: Vector) -> list[Vector]:
 
 
 def _ends_at(path: Path, *bounds: Vector) -> bool:
-    """Whether an incomplete path ends so near a bound that only its continuation shows on which side it is (9.4)."""
+    """Whether an incomplete path ends so near a bound that only more of the path shows whether it exceeds it (9.4)."""
     end = path.values[-1]
     return any(v > 0.0 and abs(v - limit) <= TIE for bound in bounds for v, limit in zip(end, bound, strict=True))
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:
-    """Return the position at ``x`` in a step; in a jump, that at its lower end."""
+    """Return the position at ``x`` in a step; for a jump, the position at its lower end."""
     group, done = path.jumps.get(step, ((), 0))
     return (x, 0.0, x, group, done)
 
@@ -238,7 +238,7 @@ def _waiting(path: Path, step: int, x: float) -> Position:
 def _exact_value(path: Path, vertex: int, m: Vector | None, before: Vector, running: Vector, level: Vector) -> Vector:
     """Return the value at a vertex that needs a suggestion of nearly 1: the sum of the children's own values.
 
-    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running``, ``level``: of this vertex."""
+    ``before``: the value at the previous vertex; ``m``: the slope from there; ``running``, ``level``: at this one."""
     if m is None or any(rate > 0.0 and x > NEARLY_ONE for rate, x in zip(m, level, strict=True)):
         ends = path.complete and vertex == len(path.slopes)
         return path.sum_at_end() if ends else path.sum_at(vertex)

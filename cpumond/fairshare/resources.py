@@ -60,8 +60,8 @@ def dominates(a: Vector, b: Vector) -> bool:
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Return the sum from left to right, rounding each step to a double. From Python 3.12 on ``sum`` compensates for
-    rounding: schedulers on different versions of Python would not agree."""
+    """Return the sum from left to right, rounding each step to a double. ``sum`` would not be the same everywhere: from
+    Python 3.12 on it compensates for rounding."""
     total = 0.0
     for each in values:
         total += each
@@ -86,7 +86,7 @@ def of_share(x: Vector, total: Vector) -> Vector:
 
 
 def share(x: Vector, total: Vector) -> Vector:
-    """Return ``x`` as fractions of ``total``. If the cluster lacks a resource, its fraction is 0 for any ``x`` (0)."""
+    """Return ``x`` as fractions of ``total``; 0 for any resource that the cluster lacks (0)."""
     a, b, c, d, e = x
     f, g, h, i, j = total
     return (
@@ -96,7 +96,7 @@ def share(x: Vector, total: Vector) -> Vector:
 
 
 def ratio(x: Vector, total: Vector) -> float:
-    """Return the greatest fraction of ``total`` among the resources that the cluster has; 0 if it has none (3)."""
+    """Return the greatest fraction of ``total`` among resources that the cluster has; 0 without such a resource (3)."""
     return max((v / t for v, t in zip(x, total, strict=True) if t > 0), default=0.0)
 
 
@@ -106,7 +106,7 @@ def round_half_away(x: float) -> float:
 
 
 def quantise_cpu(cores: float) -> float:
-    """Return ``cores`` as a multiple of 0.01, halves away from zero (17)."""
+    """Return ``cores`` rounded to a multiple of 0.01, halves away from zero (17)."""
     return round_half_away(cores * 100.0) / 100.0
 
 
@@ -167,7 +167,7 @@ def find_dominant(shares: Vector) -> str:
 
 
 def format_resource(name: str) -> str:
-    """Return the resource of a share as text after its percentage: " (by job slots)"; "" for CPU."""
+    """Return the text after a share's percentage that names its resource: " (by job slots)"; "" for CPU."""
     return "" if name == "cpu" else f" (by {name.replace('user_slots', 'job slots')})"
 
 
@@ -177,6 +177,6 @@ def format_dominant(shares: Vector) -> str:
 
 
 def format_amount(resource: int, value: float) -> str:
-    """Return an amount as text, with up to two decimals: memory in GiB, others unchanged. ``resource``: its index."""
+    """Return an amount as text with up to two decimals; memory is shown in GiB. ``resource``: its index."""
     text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
     return text.rstrip("0").rstrip(".") + unit

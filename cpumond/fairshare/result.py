@@ -15,7 +15,7 @@ GUARANTEES_EXCEED_CLUSTER: Final = 29000
 
 @dataclass(frozen=True, slots=True)
 class UpdateError:
-    """An inconsistency in the configuration of the tree, despite which the update was made (15)."""
+    """An inconsistency in the tree's configuration; the update was made in spite of it (15)."""
 
     code: int
     message: str
@@ -58,13 +58,13 @@ class ElementShares:
     fifo_index: int | None = None
     effective_fifo_index: int | None = None
     burst_ratio: float = 0.0
-    """The ratio after the scaling for an overcommitted cluster (6)."""
+    """The ratio, scaled down if the cluster is overcommitted (6)."""
     total_burst_ratio: float = 0.0
     resource_flow_ratio: float = 0.0
     total_resource_flow_ratio: float = 0.0
     last_share_ratio: float = 0.0
     accumulated_volume: Vector = ZERO
-    """Input of the next update, together with ``last_share_ratio``."""
+    """The next update's input, together with ``last_share_ratio``."""
     volume_overflow: Vector = ZERO
     acceptable_volume: Vector = ZERO
     accepted_free_volume: Vector = ZERO
@@ -76,8 +76,8 @@ PoolShares = tuple[str, Vector, Vector, Vector, Vector, Vector, float]
 
 
 class Elements(Mapping[str, ElementShares]):
-    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made on first access, from
-    values that later updates do not change."""
+    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made when it is first read;
+    later updates do not change the values from which it is made."""
 
     __slots__ = ("_find", "_describe", "_places", "operation_shares", "pool_shares")
 

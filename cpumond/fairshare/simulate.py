@@ -1,6 +1,6 @@
-"""A pool tree over time: takes scripted demand, makes one fair-share update per step, yields the shares of each pool.
+"""A pool tree over time: follow scripted demand, make one fair-share update per step, yield the shares of each pool.
 
-Pure and streaming: time is a number that is counted up, only one step is held at a time."""
+Pure and streaming: time is a number that is counted up, and only one step is in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from cpumond.fairshare.validate import MAX_AMOUNT
 Action = Literal["start", "stop", "ramp"]
 
 MIN_REPEAT_S: Final = 1.0
-"""The shortest ``repeat_every_s``, since events between two steps are processed one by one."""
+"""The least ``repeat_every_s``, because all events between two steps are processed, one by one."""
 
 NOISE: Final = 1e-12
 """Differences below this fraction of the cluster count as rounding."""
 
 MAX_S: Final = 36500 * 86400.0
-"""Longest simulation and time of the latest event: about a hundred years."""
+"""Maximum length of a simulation, and maximum time of an event: about a hundred years."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandEvent:
-    """A change of one operation's demand; between the operation's events its demand is constant.
+    """A change of one operation's demand. Between such events the demand is constant.
 
-    start: the demand is ``demand`` (absolute, >= 0) from ``at_s`` on. stop: it is zero from ``at_s`` on. ramp: from the
-    demand at ``at_s`` it moves to ``demand`` in a straight line within ``over_s`` seconds (> 0), all resources
+    start: the demand is ``demand`` (absolute, >= 0) from ``at_s`` on. stop: it is zero from ``at_s`` on. ramp: from its
+    value at ``at_s`` the demand moves to ``demand`` in a straight line within ``over_s`` seconds (> 0), all resources
     together. With ``repeat_every_s`` the event is repeated at this interval. Times are seconds from the beginning."""
 
     operation: str
@@ -64,10 +64,10 @@ class Scenario:
 class SimulationRow:
     """One pool at one step, after the update of that moment. The fields are the printed columns.
 
-    Amounts are of the main resource in its own unit (cores for cpu), after the scaling for an overcommitted cluster
-    (6). ``demand`` and ``usage`` are sums over the pool's operations. ``fair_share`` is the sum of the three parts
-    after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5). Without an integral
-    guarantee, flow, burst, volume and capacity are 0."""
+    Amounts are of the main resource in its own unit (cores for cpu), with guarantees scaled down if the cluster is
+    overcommitted (6). ``demand`` and ``usage`` are sums over the pool's operations. ``fair_share`` is the sum of the
+    three fields after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5). Without an
+    integral guarantee, flow, burst, volume and capacity are 0."""
 
     time_s: float
     pool: str
@@ -86,11 +86,11 @@ class SimulationRow:
 
 
 def check_script(scenario: Scenario) -> None:
-    """Raise FairShareInputError for the first invalid event; the error has its place in the script, counted from 1.
+    """Raise FairShareInputError for the first invalid event; the error names its place in the script, counted from 1.
 
     Every event is for an operation of the tree, with finite numbers that are not negative. The events of one operation
-    are sorted by time and do not overlap: each begins after the previous one has begun and its ramp is over. Events
-    that repeat come last and have one period; each round of them is over when the next one begins."""
+    are sorted by time and do not overlap: each begins after the previous one has begun and its ramp has ended. Events
+    that repeat come last and all have the same period; each round of them has ended when the next round begins."""
     events_of: dict[str, list[tuple[int, DemandEvent]]] = {
         operation.name: [] for operation in scenario.snapshot.operations
     }
@@ -125,11 +125,11 @@ def _check_event(event: DemandEvent, where: str) -> None:
                 f"got {format_duration(seconds)}"
             )
     if (event.action == "ramp") != (event.over_s > 0.0):
-        raise FairShareInputError(f"{where}.over: a ramp takes longer than 0s; use start or stop for a sudden change")
+        raise FairShareInputError(f"{where}.over: a ramp must be longer than 0s; use start or stop for a sudden change")
 
 
 def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str) -> None:
-    """Check an event of an operation against the operation's previous one, which is at ``place`` in the script."""
+    """Check two successive events of an operation, of which ``before`` is at ``place`` in the script."""
     if after.at_s <= before.at_s:
         raise FairShareInputError(
             f"{where}.at: {format_duration(after.at_s)} is not after the {format_duration(before.at_s)} of script "
@@ -148,7 +148,7 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
 
 
 def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) -> None:
-    """Check that repeated events of an operation end within their period. ``first`` is at ``place`` in the script."""
+    """Check that an operation's repeated events end before the next round. ``first`` is at ``place`` in the script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
     # A sudden change of demand just as the next round begins would be undone at once.
@@ -165,12 +165,12 @@ def count_steps(until_s: float, step_s: float) -> int:
 
 
 def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[SimulationRow]:
-    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s``, inclusive: one row per pool each, in order.
+    """Yield one row for each pool, in order, at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s``, inclusive.
 
     Each step is one update with the demand of that moment. ``accumulated_volume`` and ``last_share_ratio`` of an
-    integral pool are passed on to the next step. An operation uses its whole grant at once, until the next step; real
-    pools, whose jobs start and stop, follow more slowly. ``step_s`` (> 0) is the period of updates: a volume is used up
-    over ``integral_smooth_period_s``, which longer steps cannot show. ``check_script`` must accept ``scenario``."""
+    integral pool are passed on to the next step. An operation uses its whole grant from the step on; real pools, whose
+    jobs have to start and stop, follow more slowly. ``step_s`` (> 0) should not exceed ``integral_smooth_period_s``, in
+    which a volume is used up. ``check_script`` must accept ``scenario``."""
     snapshot = scenario.snapshot
     pools = snapshot.pools
     updater = FairShareUpdater()
@@ -192,7 +192,7 @@ def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[Simu
 
 
 class _Demand:
-    """The demand of one operation. It is read at times that do not decrease."""
+    """The demand of one operation. ``at`` must be called with times that do not decrease."""
 
     __slots__ = ("_begin_s", "_end_s", "_events", "_from", "_next", "_next_s", "_to")
 
@@ -205,7 +205,7 @@ class _Demand:
         self._next_s, self._next = next(self._events, (math.inf, None))
 
     def at(self, time_s: float) -> Vector:
-        """Return the demand at ``time_s``; while it is constant, this is the same object."""
+        """Return the demand at ``time_s``; while the demand is constant, the same object is returned."""
         while self._next is not None and time_s >= self._next_s:
             # No event begins within a ramp, so the previous event has reached its final value.
             self._from, self._to = self._to, self._next.demand if self._next.action != "stop" else ZERO
@@ -227,7 +227,7 @@ def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent
 
 
 def _list_demands(scenario: Scenario) -> list[_Demand | None]:
-    """Return the demand of each operation; None if the script does not name the operation: its demand is constant."""
+    """Return each operation's demand; None for an operation without events, whose demand is constant."""
     events_of: dict[str, list[DemandEvent]] = {}
     for event in scenario.script:
         events_of.setdefault(event.operation, []).append(event)
@@ -240,8 +240,8 @@ def _list_demands(scenario: Scenario) -> list[_Demand | None]:
 def _move_operations(
     operations: tuple[Operation, ...], demands: list[_Demand | None], granted: list[Vector], time_s: float
 ) -> tuple[Operation, ...]:
-    """Return the operations with the demand at ``time_s`` and the usage that was granted. An operation that did not
-    change is the same object."""
+    """Return the operations with their demand at ``time_s`` and the usage that was granted. An operation without a
+    change is the same object as before."""
     moved: dict[int, Operation] = {}
     for position, (operation, scripted, usage) in enumerate(zip(operations, demands, granted, strict=True)):
         demand = operation.demand if scripted is None else scripted.at(time_s)
@@ -268,12 +268,12 @@ def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
 
 
 def _is_noise(a: Vector, b: Vector, total: Vector) -> bool:
-    """Whether two amounts differ only in their last digits: no reason to make every function above them again."""
+    """Whether two amounts differ only in their last digits, so that functions need not be made again for them."""
     return all(abs(x - y) <= NOISE * t for x, y, t in zip(a, b, total, strict=True))
 
 
 def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tuple[Pool, ...]:
-    """Return the pools with the state for the next update; if nothing changed, they are the same objects."""
+    """Return the pools with the state for the next update; pools without a change are the same objects as before."""
     moved: dict[int, Pool] = {}
     for position, (pool, shares) in enumerate(zip(pools, shares_of, strict=True)):
         state = pool.integral_guarantees
@@ -290,7 +290,7 @@ def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tup
 
 
 class _RowMaker:
-    """Makes rows from the shares of the pools. It keeps only what is constant during a simulation."""
+    """Makes rows from the shares of the pools. Its state is constant during a simulation."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         options = snapshot.options
@@ -331,7 +331,7 @@ class _RowMaker:
             )
 
     def _capacity(self, amount: float, flow_ratio: float) -> float:
-        """The capacity: the volume up to which a flow of the main resource, a fraction of ``amount``, fills (5.1)."""
+        """The capacity: the volume that a flow of the main resource, a fraction of ``amount``, fills at most (5.1)."""
         key = (amount, flow_ratio)
         if key not in self._capacities:
             self._capacities[key] = scale_resources((amount,) * 5, flow_ratio)[self._main] * self._period_s
@@ -342,7 +342,7 @@ class _RowMaker:
         for parent, value in zip(self._parent_of_operation, of_operations, strict=True):
             if parent is not None:
                 sums[parent] += value
-        # Parents come before their children in the list: going backwards, each sum is complete when it is passed on.
+        # Parents come before their children in the list: going backwards, a sum is complete before its parent gets it.
         for position in range(len(sums) - 1, -1, -1):
             parent = self._parent_of_pool[position]
             if parent is not None:

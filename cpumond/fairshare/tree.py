@@ -30,22 +30,22 @@ class Options:
     fifo_reordering: bool = False
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
-    """Accepted, but without effect: shares are assigned by position, which leaves no gap to close (12.2)."""
+    """Accepted, but without effect: shares are assigned by position, so there is no gap to close (12.2)."""
     share_gang_remainders: bool = False
-    """Whether others share the remainder that is left because the step of a gang does not fit (12.3)."""
+    """Whether others get the remainder that is left if the step of a gang does not fit (12.3)."""
     fast_fifo: bool = False
     """Accepted, but without effect: FIFO pools are always computed the fast way, which gives the same result (9.3)."""
 
 
 SCHEDULER_OPTIONS: Final = Options(step_function_for_gang_operations=True)
-"""Options of the scheduler for a tree for which nothing else is set."""
+"""The options that the scheduler uses for a tree unless others are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntegralGuarantees:
     """Integral guarantee of a pool and its state between updates (1, 5). ``resource_flow`` and
     ``burst_guarantee_resources`` are absolute, ``accumulated_volume`` is in resource*seconds, ``last_share_ratio`` is a
-    fraction of the cluster. An update returns the last two; they are input of the next update."""
+    fraction of the cluster. An update returns new values of the last two, which are input of the next update."""
 
     guarantee_type: GuaranteeType = "none"
     resource_flow: Vector = ZERO

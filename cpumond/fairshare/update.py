@@ -1,4 +1,4 @@
-"""One fair-share update, phase by phase (fair_share_update.md 2), and the memory that makes the next update cheap."""
+"""One fair-share update, phase by phase (fair_share_update.md 2), and the memory that makes the next update faster."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ from cpumond.fairshare.result import (
 from cpumond.fairshare.tree import ROOT, Operation, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
-"""Maximum number of rounds in which gangs are passed over one by one."""
+"""Maximum number of rounds that each pass over one more gang."""
 NO_OPERATIONS: Final[list[Operation]] = []
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
-    """Update a tree that ``validate`` accepts, once; times are in seconds (2). Errors in the tree's guarantees raise
-    nothing: the result is computed in spite of them and lists them (15). For a series of updates, a
+    """Update a tree that ``validate`` accepts, once; times are in seconds (2). Errors in the tree's guarantees do not
+    raise an exception: the result is computed in spite of them, and lists them (15). For a series of updates, a
     ``FairShareUpdater`` gives the same result faster."""
     return FairShareUpdater().update(snapshot, now, previous_update_time)
 
 
 class FairShareUpdater:
     """A series of updates of a tree that changes little from one update to the next. Functions of unchanged elements
-    are kept; to the last bit, the result is the same as without that. Elements are recognised by name and compared by
-    value; an element that is the same object costs least. Not thread-safe."""
+    are kept; the result is, to the last bit, the same as if all were made again. Elements are recognised by name and
+    compared by value; an element that is the same object as before costs least. Not thread-safe."""
 
     def __init__(self) -> None:
         self._memory: dict[str, PoolMemory] = {}
         self._basis: object = None
         self._last: tuple[Snapshot, UpdateResult, list[PoolNode]] | None = None
-        """The last update and its pools; None if the same tree would have a different result at a later time."""
+        """The last update and its pools; None if another update of the same tree could have a different result."""
 
     def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
         total, options = snapshot.total_resources, snapshot.options
@@ -115,8 +115,8 @@ class FairShareUpdater:
         assign_promised_shares(root, options)
         total_of_root(root)
         for node in preorder:
-            # From here on only parents are read. Without the references to children there are no cycles: a dropped
-            # result is freed at once, without the garbage collector, which would stop the program for that.
+            # From here on only parents are read. Without the references to children there are no cycles, so a result
+            # that is dropped is freed at once, without the garbage collector, which would stop the program.
             node.pools = []
         elements = Elements(
             partial(_places, preorder), _view_shares, partial(_shares, preorder), partial(_pool_shares, preorder)
@@ -126,7 +126,7 @@ class FairShareUpdater:
         return result
 
     def _find_former(self, snapshot: Snapshot) -> tuple[list[PoolNode], list[UpdateError]]:
-        """Return the pools of the last update and its errors if no pool has changed since then; otherwise nothing."""
+        """Return the last update's pools and errors if no pool has changed since then, otherwise two empty lists."""
         if self._last is None:
             return [], []
         last, result, nodes = self._last
@@ -136,7 +136,7 @@ class FairShareUpdater:
 
     def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
         """Return the pools in pre-order, with the records of their operations; unchanged records are taken from memory
-        (1). ``former``: the same pools in the last update; empty if they changed."""
+        (1). ``former``: the same pools in the last update; empty if any changed."""
         total, options = snapshot.total_resources, snapshot.options
         full = share(total, total)
         given: dict[str, list[Operation]] = defaultdict(list)
@@ -167,17 +167,17 @@ class FairShareUpdater:
             if kept is None or kept.given != operations or kept.gangs is not gangs:
                 kept = PoolMemory(operations, gangs, total, full, kept)
                 node.is_same = False
-            kept.given = operations  # of two equal lists, only one has to be kept
+            kept.given = operations  # so that only one of two equal lists stays in memory
             self._memory[name] = node.memory = kept
             node.operations = kept.operations
         return preorder
 
     def _prepare(self, top: PoolNode, suggestion: float, options: Options) -> None:
-        """Give a pool and all pools below it their functions, as far as needed; the top one up to ``suggestion`` (9).
+        """Give ``top`` its function up to ``suggestion``, and all pools below it theirs as far as needed (9).
 
         A pool's path is first made up to its ``reach``, a guess, which also determines how far its children must be
-        known. If that is not enough, it is made again: 2 times as far, then 8 times and 32 times as far as the last
-        time, and then as a whole."""
+        known. If that is not enough, it is made again: 2 times as far, then each time 8 and 32 times as far as the time
+        before, and then as a whole."""
         top.need = suggestion
         stack = [top]
         while stack:
@@ -204,8 +204,8 @@ class FairShareUpdater:
                 )
 
     def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
-        """Distribute the remainders that are left because steps of gangs do not fit, without these gangs; one gang is
-        left out after another (12.3). After ``MOST_ROUNDS`` rounds all gangs that have nothing are left out at once."""
+        """Distribute the remainders that are left because steps of gangs do not fit: leave out one such gang, assign
+        again, and so on (12.3). After ``MOST_ROUNDS`` rounds, leave out all gangs that get nothing at once."""
         root = preorder[0]
         if not any(record.gang for node in preorder for record in node.operations):
             return
@@ -226,8 +226,8 @@ class FairShareUpdater:
             assign(root, 1.0, options)
 
     def _make_function(self, node: PoolNode, options: Options) -> None:
-        """Give a pool its path and function after its children have theirs. If nothing on which they depend has
-        changed, the kept ones are used."""
+        """Give a pool, whose children have their functions, its path and function. Kept ones are used again if nothing
+        on which they depend has changed."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return
@@ -255,7 +255,7 @@ def find_guarantees(
     snapshot: Snapshot,
     elapsed_s: float | None,
 ) -> list[UpdateError]:
-    """Set attributes, volumes, guarantees of pools (3 to 6), ``elapsed_s`` after the last update; returns errors."""
+    """Set attributes, volumes and guarantees of pools (3 to 6); return errors. ``elapsed_s``: since the last update."""
     total, options = snapshot.total_resources, snapshot.options
     errors, priority_pools = check_flags(preorder)
     infer_guarantees(preorder, total, options.main_resource)
@@ -274,9 +274,9 @@ def find_guarantees(
 
 
 def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
-    """Mark the pools whose functions are made as a whole at once, and return whether integral pools are nested. If they
-    are, all pools are marked: functions are then kept although their inputs change (11.1). Otherwise relaxed pools and
-    all below are, since their shares are compared with free resources to the last bit (11)."""
+    """Mark the pools whose functions are made in full from the beginning; return whether integral pools are nested. If
+    so, mark all pools, because functions are then kept although their inputs change (11.1). Otherwise mark relaxed
+    pools and all below them, because their shares are compared with free resources to the last bit (11)."""
     nested = any(
         above.guarantee_type != "none" for node in burst_pools + relaxed_pools for above in node.path_to_root()[1:]
     )
@@ -287,8 +287,8 @@ def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_po
 
 
 def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
-    """Return errors: promised-share pools that are nested, priority pools without a donor. And return the priority
-    pools that have a donor (15)."""
+    """Return errors (nested promised-share pools, and priority pools without a donor), and the priority pools with a
+    donor (15)."""
     errors = []
     promised = {node for node in preorder if node.pool.compute_promised_guarantee_fair_share}
     above: set[PoolNode] = set()
@@ -356,12 +356,12 @@ def reorder(node: PoolNode) -> None:
 
 
 def _seconds_between(before: float, now: float) -> float:
-    """Return the difference, at least 0, of times that are whole microseconds (17)."""
+    """Return the seconds from ``before`` to ``now``, at least 0, after rounding both to microseconds (17)."""
     return max(round_half_away(now * 1e6) - round_half_away(before * 1e6), 0.0) / 1e6
 
 
 def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
-    """Return name -> place of the element: its pool and its index there; -1 for the pool itself."""
+    """Return name -> place of the element: its pool and its index there; a pool is at index -1 of itself."""
     places = {node.pool.name: (node, -1) for node in preorder}
     for node in preorder:
         for n, record in enumerate(node.operations):
@@ -436,6 +436,6 @@ def _view_shares(node: PoolNode, n: int) -> ElementShares:
 
 
 def dominant_resource(shares: Vector) -> str:
-    """Return the resource of which the largest part of the cluster is used or demanded; cpu if none is (3)."""
+    """Return the resource of which the largest part of the cluster is used or demanded; cpu if nothing is (3)."""
     most = max(shares)
     return RESOURCES[shares.index(most) if most > 0.0 else CPU]

@@ -1,7 +1,7 @@
 """Checks that a snapshot is valid input of an update (fair_share_update.md 1, 16, 17).
 
-A wrong value stops the update here, with one sentence that names its element: after this check, it would silently make
-shares wrong. Conditions despite which the specification defines a result are no errors: guarantees beyond the cluster,
+A wrong value stops the update here, with one sentence that names the value's element; otherwise it would silently make
+shares wrong. Conditions for which the specification defines a result are no errors: guarantees beyond the cluster,
 nested integral pools, priority pools without a donor (15)."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_AMOUNT: Final = 2.0**63
 """Resources are at most 64-bit integers (17); with much higher amounts, products of an update would be infinite."""
 
 MAX_VOLUME: Final = 1e100
-"""Limit of resource*seconds, a double (17): more than amounts and times can give, and still safe to multiply."""
+"""Maximum of resource*seconds, a double (17): more than amounts times times can be, and small enough to multiply."""
 
 MAX_TIME_S: Final = 2.0**63 / 1e6
 """Times are 64-bit integers of microseconds (17)."""
@@ -78,8 +78,8 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # This may run for 50,000 operations, so the code looks for the wrong value only if there is one. NaN fails
-        # these comparisons, too.
+        # There may be 50,000 operations, so the wrong value is searched only once a comparison failed. NaN fails each
+        # of them, too.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
         l0, l1, l2, l3, l4 = operation.resource_limits
@@ -145,7 +145,7 @@ def _check_options(options: Options) -> None:
 
 
 def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
-    """Check that no weight in a fair_share pool is too small: it divides them by the least one above 1e-9 (9.2, 16)."""
+    """Check that no weight in a fair_share pool is too small: weights are divided by the least above 1e-9 (9.2, 16)."""
     elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
     light = [element for element in elements if element.weight <= EPS and pools[element.parent].mode == "fair_share"]
     if not light:
@@ -168,7 +168,7 @@ def check_total_resources(total: Vector) -> None:
 
 
 def check_times(now: float, previous_update_time: float | None) -> None:
-    """Check that times (s) are finite and as microseconds fit into 64 bits (17). Raises FairShareInputError."""
+    """Check that times (s) are finite and fit into 64 bits as microseconds (17). Raises FairShareInputError."""
     _check_time("now", now)
     if previous_update_time is not None:
         _check_time("previous_update_time", previous_update_time)
@@ -220,9 +220,9 @@ def _check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def order_pools(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """Return the pools with parents before children, otherwise in the given order; siblings keep theirs (1). A pool
-    whose parent is not in ``pools`` keeps its place: ``validate`` reports this error. Raises FairShareInputError if a
-    pool is its own ancestor."""
+    """Return the pools with parents before children; apart from that, and among siblings, the given order is kept (1).
+    A pool whose parent is not in ``pools`` keeps its place, because ``validate`` reports this error. Raises
+    FairShareInputError if a pool is its own ancestor."""
     pools = tuple(pools)
     names = {pool.name for pool in pools}
     placed: dict[str, None] = {}

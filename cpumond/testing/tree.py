@@ -24,7 +24,7 @@ def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -> dict[str, object]:
-    """Return the files of one v2 cgroup for ``make_tree``; more files by keyword, with underscores for dots."""
+    """Return the files of one v2 cgroup for ``make_tree``; keywords add files, with underscores for dots."""
     stat = f"usage_usec {usage_usec}\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
     return {
         "cpu.stat": stat,
@@ -40,7 +40,7 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
     lines = []
     for number, (point, kind) in enumerate(mounts.items(), 30):
         fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
-        # Device 0:0 belongs to no file system: for a real mount the kernel would show a different device here.
+        # Device 0:0 belongs to no file system; for a real mount, the kernel never shows it here.
         lines.append(f"{number} 1 0:0 / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
     with open(path, "w", encoding="ascii") as file:
         file.write("".join(lines))

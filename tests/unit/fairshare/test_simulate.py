@@ -198,8 +198,8 @@ def test_a_difference_in_the_last_digits_is_no_change(factor, is_noise):
         ([stop(1), DemandEvent("x", 0, "stop")], 'script 2.operation: there is no operation "x"; name one of the '),
         ([start(0, -1)], "script 1.demand.cpu: expected a number in [0, 9.223372036854776e+18], got -1"),
         ([stop(-1)], "script 1.at: expected a duration in [0s, 36500d], got -1s"),
-        ([ramp(0, 0, 5)], "script 1.over: a ramp takes longer than 0s; use start or stop for a sudden change"),
-        ([start(0, 5, over_s=2.0)], "script 1.over: a ramp takes longer than 0s; "),
+        ([ramp(0, 0, 5)], "script 1.over: a ramp must be longer than 0s; use start or stop for a sudden change"),
+        ([start(0, 5, over_s=2.0)], "script 1.over: a ramp must be longer than 0s; "),
         ([stop(0, repeat_every_s=0.5)], "script 1.repeat_every: expected a duration in [1s, 36500d], got 500ms"),
         ([start(60, 5), stop(60)], 'script 2.at: 1m is not after the 1m of script 1; sort the events of "o" by time'),
         (
