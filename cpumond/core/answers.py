@@ -19,7 +19,7 @@ def is_stuck(age_s: float, check_period_s: float) -> bool:
 
 
 class PeakAnswer(msgspec.Struct, frozen=True):
-    """State of rule ``peak`` for a job (limit_rules.md 2) in cores; ``_s`` fields are seconds, ratios in [0, 1]."""
+    """State of rule ``peak`` for a job (limit_rules.md 2). CPU is in cores, ``_s`` is in seconds, a ratio in [0, 1]."""
 
     peak_cores: float | None
     target_cores: float | None
@@ -260,8 +260,8 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
 
     ``kind``: the cause. grow, shrink, restore: the rule decided; foreign-raise, foreign-lower: another program wrote;
     order: the job's engine wrote; reapply: cpumond wrote its value again; adopt: the limit was found at the start; pin;
-    mode: the job's mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` are
-    those of ``Decision``; ``reason`` is in words."""
+    mode: the job's mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look``
+    mean the same as in ``Decision``; ``reason`` is in words."""
 
     at: float
     kind: str
@@ -279,7 +279,7 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
 
 
 class SamplesAnswer(msgspec.Struct, frozen=True):
-    """The points of a job's graphs, oldest first; ``at`` is seconds since 1970, CPU in cores, a ratio in [0, 1]."""
+    """The points of a job's graphs, oldest first. ``at`` is in seconds since 1970, CPU in cores, a ratio in [0, 1]."""
 
     period_s: float
     at: list[float] = []
@@ -295,11 +295,11 @@ class SamplesAnswer(msgspec.Struct, frozen=True):
 
 
 class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
-    """``/v1/jobs/JOB/explain``. ``cpu_limit_given`` None: taken from the cgroup; ``source`` "": added at run time.
-
-    ``why`` explains the present limit and ``next`` the effect of the next check, in sentences. ``facts`` are the facts
-    behind them, by heading. All three are "" from an older agent. ``pinned_until`` is in seconds since 1970. The limit
-    does not shrink for the next ``held_s`` seconds; nothing is measured for the next ``start_left_s`` seconds."""
+    """``/v1/jobs/JOB/explain``. ``cpu_limit_given``: None if the request was taken from the cgroup. ``source``: "" if
+    the job was added at run time. ``why`` explains the present limit, ``next`` the effect of the next check, both in
+    sentences; ``facts``: the facts behind them, by heading. An older agent leaves these three empty. ``pinned_until``
+    is in seconds since 1970. For the next ``held_s`` seconds the limit does not shrink; for the next ``start_left_s``
+    seconds nothing is measured."""
 
     why: str = ""
     next: str = ""

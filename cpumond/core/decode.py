@@ -14,7 +14,7 @@ import msgspec
 
 Kind = TypeVar("Kind")
 
-LONE_SURROGATE: Final = "half a character (one of U+D800 to U+DFFF); write the whole one, or leave it out"
+LONE_SURROGATE: Final = "half a character (one of U+D800 to U+DFFF); write the whole character, or leave it out"
 
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 _LOCK: Final = threading.Lock()

@@ -1,7 +1,7 @@
 """Heartbeats sent as differences from the last accepted one; pure.
 
 A difference saves bytes and the work of reading them: within a second, most jobs of a node do not change. The full
-state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not accepted."""
+state is sent in the first heartbeat, after every FULL_EVERY differences, and after a heartbeat was not accepted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Differences:
         )
 
     def taken(self, heartbeat: Heartbeat, answer: HeartbeatAnswer) -> None:
-        """Record that ``heartbeat`` was accepted. It is given in full, even if its difference was sent."""
+        """Record that ``heartbeat``, the full state, was accepted, even if only its difference was sent."""
         if answer.differences:
             jobs = {report.job_id: report for report in heartbeat.jobs}
             # A difference cannot distinguish two jobs with the same id.

@@ -90,7 +90,7 @@ class ConfigError(CpumondError):
 
 class Mistakes:
     """Collects independent mistakes, to report all of them at once. A block in ``apart()`` ends at its first
-    ConfigError. At its end, the outer block raises one error with all of them."""
+    ConfigError. When the outer block (of this object) ends, it raises one error with all mistakes."""
 
     MOST = 20
     """Maximum number of mistakes before the search ends: a file with more is not meant as a configuration."""

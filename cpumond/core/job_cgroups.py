@@ -1,4 +1,4 @@
-"""Paths of cgroups relative to the hierarchy's root, those of the executors' jobs, and the folder of unit drop-ins."""
+"""The parent cgroups of the executors' jobs, relative to the hierarchy's root, and the folder of unit drop-ins."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ JOBS_SLICE_CGROUP: Final = f"cpumond.slice/{JOBS_SLICE}"
 """Parent of ordinary jobs of kind "systemd"."""
 IDLE_NAME: Final = "cpumond-reclaimed"
 IDLE_SLICE: Final = "cpumond_reclaimed.slice"
-"""Parent of jobs on reclaimed CPU. A dash in its name would put it below another slice; its parent is the root."""
+"""Parent of jobs on reclaimed CPU, directly below the root. A dash in its name would put it below another slice."""
 
 INSTALLED_DROP_INS: Final = "/usr/share/cpumond/systemd"
 """Folder of executor.conf and cpumond.service.d in the Debian package; in a checkout it is systemd/."""
 
 
 def list_above(path: str) -> Iterator[str]:
-    """Yield all paths above ``path`` but the root, the nearest first."""
+    """Yield all ancestors of ``path`` except the root, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path

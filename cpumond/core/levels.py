@@ -17,7 +17,7 @@ LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 ACTUATORS: Final[tuple[Actuator, ...]] = get_args(Actuator)
 
 SAFE: Final[Level] = "shadow"
-"""The level of an agent under a scheduler's roll-out until the scheduler sends one."""
+"""The level of an agent under a scheduler's roll-out until the scheduler sends it a level."""
 
 
 def lowest(a: Level, b: Level) -> Level:

@@ -111,7 +111,7 @@ def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapp
 
 
 def _escape_fields(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape names and texts: no character moves the cursor, ends the line or changes the direction of text."""
+    """Escape names and texts, so that no character moves the cursor, ends the line or changes the text's direction."""
     return {escape(key): escape(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
@@ -119,7 +119,7 @@ def _encode(event: Any, **_: Any) -> str:
     try:
         return escape_json(msgspec.json.encode(event, enc_hook=str))
     except (ValueError, TypeError):
-        # A text that is not valid Unicode (a path, for example), or a key that is not a text.
+        # The event contains a text that is not valid Unicode (a path, for example), or a key that is not a text.
         return json.dumps({str(key): value for key, value in event.items()}, default=str)
 
 

@@ -16,7 +16,7 @@ MAX_PERIOD_US = 1_000_000
 DEFAULT_PERIOD_US = 100_000
 
 DURATION: Final = {"unit": "duration"}
-"""Marks a field as a duration: bare milliseconds, or a string with a unit."""
+"""Marks a field as a duration: a number of milliseconds, or a string with a unit."""
 
 
 def stable_fraction(name: str) -> float:
@@ -99,8 +99,8 @@ def format_span(seconds: float) -> str:
 
 
 def format_cores(cores: float | None) -> str:
-    """Format cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001;
-    "no limit" for None."""
+    """Format cores: with up to two decimals; below 1, with up to three; below 0.01, with two significant digits; below
+    0.001, as <0.001. Examples: 3.2, 10, 0.0042. "no limit" for None."""
     if cores is None:
         return "no limit"
     if 0 < cores < 0.001:

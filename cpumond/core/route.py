@@ -22,13 +22,13 @@ FIRST_RETRY_S: Final = 1.0
 """Upper bound of the wait after the first failure; it doubles with each further failure in a row."""
 
 SPREAD: Final = 0.5
-"""The period after which a standby is asked again varies at random by up to this part of it."""
+"""The time until a standby is asked again is, at random, shorter or longer by at most this fraction."""
 
 PATIENCE: Final = 2.0
 """How long an address that did not answer is avoided if others exist, as a multiple of the time spent waiting."""
 
 LONG_PERIOD_S: Final = 5.0
-"""A node with a longer heartbeat period asks a standby twice per period, not to be last to find the new leader."""
+"""A node whose heartbeat period is longer asks a standby more often, so that it finds a new leader earlier."""
 
 LOST_LEAD: Final = (
     "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"
@@ -94,10 +94,10 @@ class _Address(msgspec.Struct):
 class Route:
     """Chooses the address to ask next among ``addresses`` (one or more ``http://host:port``, with or without a path).
 
-    ``current`` is that address. Each request is followed by one call of ``taken``, ``refused``, ``unanswered`` or
-    ``standby``. All but ``taken`` may change ``current``, and return the seconds (>= 0) to wait before ``current`` is
-    asked. ``now_s`` is of any clock that never steps; ``retry_max_s`` bounds the wait after failures; ``rng`` draws the
-    waits. With one address and no standby, the wait is ``backoff_s`` of the number of failures in a row."""
+    ``current`` is the address to ask next. After each request, one of ``taken``, ``refused``, ``unanswered`` and
+    ``standby`` must be called. All but ``taken`` may change ``current``, and return the seconds (>= 0) to wait before
+    ``current`` is asked. ``now_s`` is of any clock that never steps; ``retry_max_s`` bounds the wait after failures;
+    ``rng`` draws the waits. With one address and no standby, the wait is ``backoff_s`` of the failures in a row."""
 
     def __init__(self, addresses: Sequence[str], retry_max_s: float, rng: random.Random) -> None:
         self._given = tuple(dict.fromkeys(addresses))

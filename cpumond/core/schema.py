@@ -68,7 +68,7 @@ def normalise_table(
 
 @functools.cache
 def _find_homes(struct: type[msgspec.Struct], name: str, path: str = "") -> list[str]:
-    """Return the tables in which a key belongs, in a file read as ``struct``; only those of the least depth."""
+    """Return the tables where a key belongs in a file that ``struct`` describes; only those of the least depth."""
     fields = _list_fields(struct)
     if name in fields:
         return [path or ABOVE]

@@ -56,7 +56,7 @@ def read_layers(
 
 @contextlib.contextmanager
 def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
-    """Add file and line to an error about ``path``. ``texts``: file -> text; the one that wins comes last."""
+    """Add file and line to an error about ``path``. ``texts``: file -> text; a later file overrides earlier ones."""
     try:
         yield
     except ConfigError as error:
@@ -100,7 +100,7 @@ def find_ignored(folder: str) -> list[str]:
 
 
 def is_drop_in(folder: str, name: str) -> bool:
-    """Return whether a file in ``conf.d`` is read; leftovers of editors and package managers begin with a dot."""
+    """Return whether a file in ``conf.d`` is read. Files that begin with a dot are leftovers of other programs."""
     place = os.path.join(folder, name)
     # A missing or unreadable file counts as well, because the user named it; reading it then fails.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))

@@ -19,7 +19,7 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
         text = f"{key}: {ca_file} cannot be read: {describe(error)}; make it readable for this user"
         raise AccessError(text) from None
     except ssl.SSLError:
-        text = f"{key}: {ca_file} holds no certificate in PEM; give the one that signed the server's"
+        text = f"{key}: {ca_file} holds no certificate in PEM; give the certificate that signed the server's"
         raise ConfigError(text) from None
     except (OSError, ValueError) as error:
         text = describe(error) if isinstance(error, OSError) else str(error)

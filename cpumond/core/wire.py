@@ -53,7 +53,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: _CoreSeconds | None = None
     """CPU time used."""
     reclaimed_cpu_seconds: _CoreSeconds | None = None
-    """Requested CPU by which its limit was lowered (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
+    """Requested CPU by which the job's limit was lowered (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
     ordered_cpu_seconds: _CoreSeconds | None = None
     """CPU that the job could have used without the agent (1.7, ``aggregated_max_cpu_usage``)."""
     throttled_cpu_seconds: _CoreSeconds | None = None
@@ -248,14 +248,14 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     - ``variables``: further environment variables set by the system, after the task's ``environment``.
     - ``secrets``: variables that override all others; the node never keeps them in a file that others can read, or that
       outlives the job's start (12.6).
-    - ``set_container_cpu_limit``: whether ``cpu_limit`` is also its ceiling; null: the default of its class (jobs on
-      reclaimed CPU have no ceiling).
+    - ``set_container_cpu_limit``: whether ``cpu_limit`` is also the job's ceiling; null: the default of the job's class
+      (jobs on reclaimed CPU have no ceiling).
     - ``cpu_monitor_moves``: "weight": its ceiling stays while its guarantee moves; else the actuator of its node
       decides (1.6).
     - ``interruption_signal``: the name of the signal that interrupts the job, "" for SIGTERM. All of its processes
       receive the signal, or only the first with ``signal_root_process_only``.
     - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.
-    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit``, where the job fails; 0: all of that."""
+    - ``memory_reserve``: memory reserved for the job, at most ``memory_limit`` (where the job fails); 0: all of it."""
 
     job_id: str
     operation_id: str

@@ -100,7 +100,7 @@ def named(kind: str, name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with all its digits, without a fraction of zero."""
+    """Format a number with all its digits, but without a final ".0"."""
     return repr(value).removesuffix(".0")
 
 
@@ -119,7 +119,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the most similar known name, "" if none reaches the similarity ``cutoff``, 0 to 1.
 
-    Of very many names, those with similar beginnings and ends are compared closely: each takes 0.1 ms."""
+    Of very many names, only those with similar beginnings and ends are compared, as a comparison takes 0.1 ms."""
     name, names = name[:MAX_COMPARED_CHARS], [*known]
     if len(names) > MAX_COMPARED:
         names = heapq.nlargest(MAX_COMPARED, names, key=lambda other: _count_ends(name, other))

@@ -17,7 +17,7 @@ from cpumond.core.measures import format_duration
 from cpumond.monitor.replay import parse_trace, split_lines
 
 MAX_S: Final = 7 * 86_400.0
-"""Maximum of the simulated time in seconds: 48 MB of periods, and about ten seconds of computing per rule."""
+"""Maximum simulated time in seconds; it takes 48 MB for the periods, and about ten seconds of computing per rule."""
 MAX_CORES: Final = 1e6
 EXPECTED: Final = (
     "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "
@@ -74,7 +74,7 @@ def read_demand(
     if duration_s is not None and ends_s[-1] < duration_s:
         raise ConfigError(
             f"{name}: {format_duration(round(ends_s[-1], 3))} were recorded, less than the --duration of "
-            f"{format_duration(duration_s)}; omit it"
+            f"{format_duration(duration_s)}; omit this option"
         )
     work = spread(zip(ends_s, cores, strict=True), period_s)
     if not is_recorded:
@@ -135,7 +135,7 @@ def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> It
             spacing_s = seconds - before_s
             if spacing_s <= 0.0:
                 raise ConfigError(
-                    f"{where}: column seconds: expected more than {before_s!r} of the row before, got {seconds!r}"
+                    f"{where}: column seconds: expected more than the row before ({before_s!r}), got {seconds!r}"
                 )
             yield DemandStep(seconds - begin_s, cores)
         else:

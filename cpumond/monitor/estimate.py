@@ -1,4 +1,4 @@
-"""Estimate how much CPU each rule would reclaim of an observed workload, and how much this would hold it back.
+"""Estimate how much CPU each rule would reclaim of an observed workload, and how long it would hold the workload back.
 
 The rules themselves decide (``rules.check``) on the kernel's counters, as in shadow mode, with one addition. No limit
 was lowered during the observation, so usage may exceed the limit that a rule would have set. This limit would have
@@ -37,20 +37,20 @@ WARM_UP_S: Final = 120.0
 """Seconds at the beginning that are not counted. A limit begins at the request and falls step by step, so the first
 minutes say little about later hours. An observation of less than twice this length is run repeatedly."""
 SETTLED_S: Final = 600.0
-"""Seconds for which a short observation is run repeatedly before it counts, because rules take time to adapt; then it
-is run for the same time while it counts."""
+"""A short observation is first replayed over and over for this many seconds without being counted, because rules take
+time to adapt. Then it is replayed for as long again, and that part is counted."""
 MOST_CHECKS: Final = 1200
-"""Maximum number of checks before a short observation counts, in case checks are much less than a second apart."""
+"""Maximum number of checks in the part that is not counted, in case checks are much less than a second apart."""
 
 
 class RuleEstimate(msgspec.Struct, frozen=True):
     """Estimated effect of a rule. Cores are means over the observed time; ratios are in [0, 1].
 
     ``reclaimable_cores`` is request minus limit, ``reclaimable_ratio`` the same as a fraction of the request.
-    ``held_back_ratio`` is the fraction of the time in which the limit would hold the workload back, assuming that the
-    rule's next look ends this. ``held_back_most_ratio`` is its upper bound: it counts the whole time of each sample in
-    which this happens. ``lost_work_ratio`` is the fraction of the work of jobs on reclaimed CPU that would be lost
-    (``ReclaimedWork``). ``limit_cores`` is the limit at the end. The first WARM_UP_S are not counted."""
+    ``held_back_ratio`` is the fraction of the time in which the limit would hold the workload back if the rule's next
+    look always restored the request. ``held_back_most_ratio`` is its upper bound: it counts all of each sample in which
+    the limit holds the workload back. ``lost_work_ratio``: of the work of jobs on reclaimed CPU, the fraction that
+    would be lost (``ReclaimedWork``). ``limit_cores``: the limit at the end. The first WARM_UP_S are not counted."""
 
     reclaimable_cores: float
     reclaimable_ratio: float
@@ -112,8 +112,8 @@ class Timeline:
 
 
 class _Interval(NamedTuple):
-    """Usage between two readings. ``parts``: if the interval has several parts, two numbers for each in turn: its
-    seconds and its CPU seconds. They are in an array, because this saves memory with many workloads."""
+    """Usage between two readings. ``parts``, if the interval has several: for each part in turn, its seconds and its
+    CPU seconds; an array, because this saves memory with many workloads."""
 
     seconds: float
     used_cpu_s: float
@@ -208,7 +208,7 @@ class _Follower:
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )
         share = reclaimable / ordered if ordered > 0.0 else 0.0
-        # Work that was done before ``warm`` was recorded may be lost later.
+        # Work done before ``warm`` was recorded may be lost after that, so the quotient may exceed 1.
         lost_share = min(lost / (kept + lost), 1.0) if lost > 0.0 else 0.0
         return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores, lost_share)
 
@@ -216,8 +216,8 @@ class _Follower:
 class UseWatch:
     """Observes one workload: readings are added one by one, in constant memory.
 
-    ``hard_cores``: the workload's request (>= 0). ``settings``: the settings for each rule. ``longest_s``: maximum
-    interval between two readings whose usage counts as known. ``timeline``: an optional sum over all workloads."""
+    ``hard_cores``: the workload's request (>= 0). ``settings``: the settings for each rule. ``longest_s``: two
+    readings further apart than this have a gap between them. ``timeline``: an optional sum over all workloads."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class UseWatch:
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
     def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
-        """Return the estimate so far. A short observation is first repeated to settle, up to ``most_checks`` checks."""
+        """Return the estimate so far. A short observation is replayed first (``most_checks``: see MOST_CHECKS)."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:
@@ -321,7 +321,7 @@ class UseWatch:
         )
 
     def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
-        """Run a rule over a short observation ``rounds`` times, for its limit to fall, then as often for the result."""
+        """Run a rule over a short observation: ``rounds`` times for its limit to fall, then as often for the result."""
         reading = CpuReading(0.0, 0.0)
         follower = _Follower(start_state(self.hard_cores, 0.0), settings)
         follower.rebase(reading)

@@ -31,8 +31,8 @@ Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
 EARLY_LOOK_S: Final = 0.05
-"""Seconds between two looks at a job's usage for ``early_restore``. The kernel counts a throttled period only at its
-end, which is later."""
+"""Seconds between two looks at a job's usage for ``early_restore``. It is shorter than an enforcement period, because
+the kernel shows only at the end of a period that it was throttled."""
 QUOTA_OPTIONS: Final = ("burst_ratio", "early_restore", "min_cores_per_thread")
 """Options that have no effect if the limit does not prevent higher usage."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
@@ -177,7 +177,7 @@ def check_together(settings: MonitorSettings, where: str) -> None:
         )
     if 0.0 < (settings.throttle_poll_s or 0.0) < MIN_POLL_S:
         raise ConfigError(
-            f"{where}: throttle_poll = {settings.throttle_poll_s:g}s is too short; allowed: 0 for none, or >= 10ms"
+            f"{where}: throttle_poll = {settings.throttle_poll_s:g}s is too short; allowed: 0 (no looks), or >= 10ms"
         )
     if settings.vote_decision_threshold >= settings.vote_window_size:
         raise ConfigError(
@@ -225,7 +225,7 @@ def join_level(mode: Mode, actuator: Actuator) -> Level:
 
 
 def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
-    """Return options for the last layer that limit ``settings`` to ``level``; empty if they do not exceed ``level``."""
+    """Return options that, as the last layer, limit ``settings`` to ``level``; empty if they are within it already."""
     if not is_above(find_level(settings), level):
         return {}
     return {"actuator": level} if level in ACTUATORS else {"mode": level, "enable_cpu_reclaim": None}
@@ -298,7 +298,7 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     - ``smoothed_cpu_s``, ``preemptible_cpu_s``, ``max_cpu_s``: the sums of section 1.7 in core-seconds; ``max_cpu_s``
       is the sum of ``hard_cores``.
     - ``throttled_cpu_s``: the time for which a quota throttled threads in the checked intervals, summed over CPUs. The
-      kernel counts throttled time when it ends. A limit that is only a weight does not throttle.
+      kernel adds a throttled time when it is over. A limit that is only a weight does not throttle.
     - ``late_cpu_s``: that part of ``throttled_cpu_s`` in intervals that began with the limit below ``hard_cores``: CPU
       that was restored too late.
     - ``seen``: the newest reading, at a check or a look, whose throttling is accounted for; None if throttling before
@@ -367,7 +367,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 def start_state(
     hard_cores: float, started_at_s: float, limit_cores: float | None = None, hold_until_s: float = -math.inf
 ) -> JobState:
-    """Return the state of a job before its first check (1.2). The limit is the job's request or, if it is adopted,
+    """Return the state of a job before its first check (1.2). The limit is ``hard_cores`` or, for an adopted job,
     ``limit_cores``.
 
     The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``), so

@@ -30,11 +30,11 @@ STEP: Final = 0.05
 FIRST_SECONDS: Final = 10.0
 """Seconds after a job's start without a cut of its limit. ``start_delay`` and ``startup_boost`` may be longer."""
 EARLY_ABOVE: Final = 1.1
-"""If usage between two looks exceeds this multiple of the limit, the limit is too low. Less may be due to rounding."""
+"""If usage between looks exceeds this multiple of the limit, the limit is too low. Smaller excesses may be rounding."""
 EARLY_GIVES: Final = 1.2
 """With ``early_restore = "use"``, a job gets this multiple of its usage."""
 EARLY_HOLD_S: Final = 1.0
-"""Minimum seconds to keep a limit raised by "use"; otherwise each check would cut what the next look raises again."""
+"""Minimum seconds for which a limit raised by "use" stays; else checks would cut it, and looks would raise it again."""
 RETRY_CUT_S: Final = 60.0
 """Seconds after which a cut without effect is tried again: the threads that prevented the cut may have ended."""
 
@@ -112,8 +112,8 @@ def step(
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
     """Look between two checks: restore the full request if the job was held back since ``state.seen``.
 
-    If it was not, return None under a quota, and a hold under other actuators, because the next look measures from this
-    one. ``base`` stays the same, because checks measure usage from check to check."""
+    If it was not, return None under a quota. Under other actuators, return a "hold", with ``reading`` as ``seen``,
+    because the next look measures from here. ``base`` is not changed: checks measure usage from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
@@ -180,7 +180,7 @@ def put_off_cut(state: JobState, now_s: float) -> JobState:
 
 
 def forgive(state: JobState, before: JobState) -> JobState:
-    """``state`` with caution and ``held`` of ``before``: the limit that held the job back was not the rule's."""
+    """Return ``state`` with caution and ``held`` of ``before``: the limit that held the job back was not the rule's."""
     return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 

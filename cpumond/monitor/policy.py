@@ -75,8 +75,8 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
     """Start a new interval at ``reading`` (None: at the next good reading), after a late tick, a suspend, or a pause.
 
-    Usage and throttled time before that are unreliable and not counted. The next look or check counts the throttled
-    periods, because they show that a limit held the job back."""
+    Usage and throttled time since the last check are unreliable and not counted. The throttled periods since then are
+    counted at the next look or check, because they show that a limit held the job back."""
     before, seen = state.seen, reading
     if before is None or reading is None:
         seen = before or reading
@@ -112,7 +112,7 @@ def step(
         new_limit = decide(votes_sum, state, usages, base.at_s, s)
         kind = "grow" if new_limit > limit else "shrink" if new_limit < limit else "hold"
         if s.vote_mode == "ytsaurus" and votes_sum is not None:
-            # A decision clears the votes, even if the limit is at its bound. Without a decision, the oldest is dropped.
+            # A decision clears the votes, even if the limit is at its bound. Without one, the oldest vote is dropped.
             window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
     throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
     after = JobState(
@@ -234,7 +234,7 @@ def reject(state: JobState, decision: Decision) -> JobState:
 
 
 def settle(state: JobState, decision: Decision, applied_cores: float) -> JobState:
-    """Return the state after ``decision``. ``applied_cores`` may differ from it because of bounds of the kernel."""
+    """Return the state after ``decision``. ``applied_cores``: the limit in force; the kernel's bounds may change it."""
     if applied_cores == state.limit_cores:
         return state
     return msgspec.structs.replace(

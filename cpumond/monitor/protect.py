@@ -40,7 +40,7 @@ def needs_restore(
 
 
 def is_above_limit(usage_cores: float, limit_cores: float, settings: MonitorSettings) -> bool:
-    """Whether usage exceeds ``use_restore_ratio`` (0 = off) * a limit that does not throttle, which is then too low."""
+    """Return whether usage exceeds ``use_restore_ratio`` (0 = off) * the limit, if that limit does not throttle."""
     ratio = settings.use_restore_ratio or 0.0
     return ratio > 0.0 and usage_cores > limit_cores * ratio and not settings.is_ceiling
 

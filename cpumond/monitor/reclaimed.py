@@ -1,5 +1,5 @@
-"""Simulate jobs that a scheduler starts on the CPU reclaimed from one job, the owner: which of their work is kept or
-lost. The owner itself does not wait when its limit is raised: other jobs must end instead (limit_rules.md 1)."""
+"""Simulate jobs that a scheduler starts on the CPU reclaimed from one job, the owner: how much of their work is lost.
+The owner does not wait when its limit is raised: the jobs on its reclaimed CPU must end instead (limit_rules.md 1)."""
 
 from __future__ import annotations
 

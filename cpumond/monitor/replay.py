@@ -131,7 +131,7 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
         }
         if before and row["time_s"] <= before["time_s"]:
             raise ConfigError(
-                f"{where}: column time_s: expected more than {before['time_s']!r} of the row before, "
+                f"{where}: column time_s: expected more than the row before ({before['time_s']!r}), "
                 f"got {row['time_s']!r}"
             )
         usage_cores = _compute_usage_cores(row, before, where)
@@ -164,7 +164,7 @@ def _compute_usage_cores(row: dict[str, float], before: dict[str, float], where:
     usage_cores = max(row["total_cpu_s"] - before["total_cpu_s"], 0.0) / (row["time_s"] - before["time_s"])
     if not math.isfinite(usage_cores):
         raise ConfigError(
-            f"{where}: column total_cpu_s: expected a usage since the row before that is finite, got {usage_cores}"
+            f"{where}: column total_cpu_s: expected a finite usage since the row before, got {usage_cores}"
         )
     return usage_cores
 

@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
 
 def make_work(name: str, order_cores: float, seed: int, duration_s: float) -> array[float]:
-    """Return the core-seconds that shape ``name`` demands in each period of ``PERIOD_S``, for ``duration_s``.
+    """Return the core-seconds demanded by the shape ``name`` in each period of ``PERIOD_S``, for ``duration_s``.
 
     The demand at any time is at most 2.5 times the request."""
     # Each shape has its own sequence of random numbers, independent of those of other shapes.
@@ -174,7 +174,7 @@ def _level(rng: Random, cores: float, seconds: float, noise: float) -> Iterator[
 
 
 def _wander(rng: Random, memory_s: float) -> Iterator[float]:
-    """Yield a random walk that returns to 0, of variance 1."""
+    """Yield a random walk of variance 1 that tends back to 0."""
     keep = math.exp(-PERIOD_S / memory_s)
     push = math.sqrt(1.0 - keep * keep)
     value = rng.gauss(0.0, 1.0)

@@ -16,7 +16,7 @@ from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import RULES
 
 ROUND_S: Final = 300.0
-"""Minimum seconds of a round, whose mean limits are compared: limits are cut in steps, and a caution fades slowly."""
+"""Minimum seconds of a round. The mean limits of two rounds are compared; a shorter round may not show slow changes."""
 ALIKE: Final = 0.01
 """Mean limits of two rounds count as equal if they differ by at most this fraction of the request."""
 MAX_CHECKS: Final = 50_000

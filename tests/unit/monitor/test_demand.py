@@ -91,7 +91,7 @@ def test_a_trace_without_a_throttled_row_is_as_good_as_its_rows_are_short():
 def test_a_recorded_trace_is_cut_but_never_made_longer():
     assert cores(read("time_s,usage_cores\n0,0\n1,2\n", 0.2).work_cpu_s) == [2, 2]
     assert refused("time_s,usage_cores\n0,0\n1,2\n", 2.0) == (
-        "t.csv: 1s were recorded, less than the --duration of 2s; omit it"
+        "t.csv: 1s were recorded, less than the --duration of 2s; omit this option"
     )
 
 
@@ -122,8 +122,8 @@ EXPECTED = (
         ("0,1\n1,nan\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'nan'"),
         ("0,1\n1,1e7\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '1e7'"),
         ("0,1\ninf,1\n", "t.csv: line 2: column seconds: expected a number in [-1e+15, 1e+15], got 'inf'"),
-        ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got 0.0"),
-        ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got -1.0"),
+        ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got 0.0"),
+        ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got -1.0"),
         ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: shorten it with --duration"),
         ("x" * 70_000, "t.csv: line 1: is longer than 64 KiB; expected comma-separated numbers"),
         ("time_s,usage_cores\n0,0\n1,1e9\n", "t.csv: at 1 s: 1e+09 cores are more than 1e+06"),

@@ -95,7 +95,7 @@ def test_a_bad_header_is_refused_with_what_is_expected(text, message):
         ),
         (
             "time_s,total_cpu_s\n0,-1e308\n1,1e308\n",
-            "t.csv: line 3: column total_cpu_s: expected a usage since the row before that is finite, got inf",
+            "t.csv: line 3: column total_cpu_s: expected a finite usage since the row before, got inf",
         ),
         ("time_s,usage_cores\ninf,0\n", "t.csv: line 2: column time_s: expected a finite number of seconds, got 'inf'"),
         (
@@ -108,7 +108,7 @@ def test_a_bad_row_is_refused_naming_file_line_column_and_what_is_expected(text,
     assert refused(text) == message
 
 
-USAGE, RATIO, LATER = "a finite number of cores >= 0", "a number in [0, 1]", "more than 0.0 of the row before"
+USAGE, RATIO, LATER = "a finite number of cores >= 0", "a number in [0, 1]", "more than the row before (0.0)"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_looks_below_10_ms_are_refused():
         model.check_together(model.MonitorSettings(throttle_poll_s=poll_s), "here")
     with pytest.raises(ConfigError) as caught:
         model.check_together(model.MonitorSettings(throttle_poll_s=0.005), "file: monitor")
-    assert str(caught.value) == ("file: monitor: throttle_poll = 0.005s is too short; allowed: 0 for none, or >= 10ms")
+    assert str(caught.value) == "file: monitor: throttle_poll = 0.005s is too short; allowed: 0 (no looks), or >= 10ms"
 
 
 @pytest.mark.parametrize(
