@@ -43,7 +43,6 @@ class AgentProcess:
         """A command that the agent is started through, for example in a mount namespace of its own."""
 
     def write_config(self, text: str) -> Path:
-        """The configuration: ``text`` below the directories and ports of this test."""
         self.config_path.write_text(
             f'node_id = "test-node"\nstate_dir = "{self.directory}/state"\nruntime_dir = "{self.directory}/run"\n'
             + text
@@ -52,7 +51,6 @@ class AgentProcess:
         return self.config_path
 
     def start(self, text: str | None = None, wait: bool = True) -> AgentProcess:
-        """Start the agent (with a new configuration if given) and wait until it is ready."""
         if text is not None:
             self.write_config(text)
         with open(self.log_path, "ab") as log:

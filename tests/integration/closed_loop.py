@@ -122,7 +122,6 @@ class Loop(Cluster):
         return done.stdout.strip()
 
     def yt(self, *arguments: str) -> str:
-        """What the unmodified client prints; it must succeed."""
         done = self.try_yt(*arguments)
         assert done.returncode == 0, (arguments, done.stderr)
         return done.stdout.strip()
@@ -174,7 +173,6 @@ class Loop(Cluster):
     # --- what the kernel says
 
     def pids(self, cgroup: str) -> list[int]:
-        """The processes of a cgroup; none where it is gone."""
         try:
             text = Path(self.hierarchies.cpu_root, cgroup, "cgroup.procs").read_text(encoding="ascii")
         except OSError:
@@ -255,7 +253,6 @@ class CpuMeter:
             self.read()
 
     def read(self) -> None:
-        """One look at all counters."""
         for node in self._cluster.nodes:
             tree = JobCgroupTree(self._cluster.hierarchies, node.cgroup_root)
             for job_id in tree.list_job_ids():
@@ -264,7 +261,6 @@ class CpuMeter:
                     self.seconds[tree.path(job_id)] = used
 
     def of(self, jobs: list[dict[str, Any]]) -> float:
-        """What these jobs have used together."""
         return sum(self.seconds.get(job["cgroup"], 0.0) for job in jobs)
 
 
@@ -319,7 +315,6 @@ class Proxy:
         self._loop.call_soon_threadsafe(lose)
 
     def heartbeats(self) -> list[dict[str, Any]]:
-        """The bodies of the heartbeats that were passed on."""
         return [body for path, body in list(self.requests) if path == "/api/v1/heartbeats"]
 
     async def _serve(self, requests: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:

@@ -56,6 +56,5 @@ def describe_agent(
 
 
 def lower(agent: AgentProcess, cgroups: CgroupTree, *names: str, **options: Any) -> None:
-    """Start the agent, with options of ``describe_agent``, and wait until it has lowered these limits to the floor."""
     agent.start(describe_agent(cgroups, **options))
     wait_until(lambda: at_floor(cgroups, *names), "the quotas are down at the floor")

@@ -270,7 +270,6 @@ class Engine:
         return self.client("run", "--detach", f"--name={name}", *self._run_options(), *options, IMAGE, *command)
 
     def update(self, name: str, *options: str) -> None:
-        """Change what a container may use, for example ``--cpus=0.5``."""
         self.client("update", *options, name)
 
     def remove(self, *names: str) -> None:

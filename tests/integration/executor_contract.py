@@ -114,7 +114,6 @@ class Rig:
         return IdleParent(self.hierarchies, self.cgroups.idle_parent).is_set()
 
     def gated(self, before: str, after: str, gate: str = "gate") -> str:
-        """Start a job that does ``before``, and ``after`` once the gate is open; its id."""
         script = f'{before}; while [ ! -e "$GATE" ]; do sleep 0.02; done; {after}'
         return self.shell(script, environment={"GATE": str(self.directory / gate)})
 
@@ -165,7 +164,6 @@ class Rig:
         return self.come_back(*job_ids)
 
     def come_back(self, *job_ids: str) -> dict[str, Started]:
-        """A new executor in the place of one that is closed."""
         self.executor, self.recovered = self._open(job_ids)
         return self.recovered
 

@@ -159,7 +159,6 @@ class Measured:
         self._samples = recorder.samples
 
     def used(self, number: int) -> dict[str, float]:
-        """Core-seconds of each pool up to that sample."""
         used = dict.fromkeys(WEIGHTS, 0.0)
         living = self._samples[number].cpu_seconds
         seen = {job_id for sample in self._samples[: number + 1] for job_id in sample.cpu_seconds}

@@ -176,7 +176,6 @@ def _varint(number: int) -> bytes:
 
 
 def list_entry(pod: dict[str, Any], number: int = 0, state: int = 1) -> bytes:
-    """``runtime.v1.Container`` of a pod's container."""
     meta, status = pod["metadata"], pod["status"]["containerStatuses"][number]
     labels = {
         "io.kubernetes.container.name": status["name"],

@@ -29,7 +29,6 @@ def postgresql() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def database(postgresql: PostgresServer) -> str:
-    """The conninfo of an empty schema."""
     return make_schema(postgresql)
 
 

@@ -71,7 +71,6 @@ class SchedulerProcess:
         return [sys.executable, "-m", "cpumond", "scheduler", "--config", str(self.config_path), *more]
 
     def start(self, *more: str) -> SchedulerProcess:
-        """Start it with ``more`` arguments, and wait until it says that it listens."""
         assert self.process is None, "it runs already"
         if not self.config_path.exists():
             self.write_config()
@@ -208,7 +207,6 @@ class SchedulerProcess:
         return yt_environment(self.address, self.directory, token=self.token, bindings=bindings)
 
     def yt(self, *arguments: str, bindings: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
-        """Run the client; ``given`` is its input."""
         return subprocess.run(
             self.yt_command(*arguments), env=self.yt_environment(bindings), input=given, capture_output=True,
             text=True, timeout=60, check=False, encoding="utf-8",
@@ -229,7 +227,6 @@ class SchedulerProcess:
 
 
 def need_bindings() -> None:
-    """Skip the test where the bindings are not installed."""
     pytest.importorskip("yt_yson_bindings", reason="needs the Python package ytsaurus-yson: sh tests/venv.sh all")
 
 
@@ -249,7 +246,6 @@ def yt_environment(address: str, home: Path, *, token: str = "", bindings: bool 
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would lead a client elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("YT_", "CPUMOND_"))}
     return {**kept, "NO_PROXY": "*", "PYTHONIOENCODING": "utf-8"}
 

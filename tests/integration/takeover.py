@@ -79,7 +79,6 @@ class Pair:
 
 @contextmanager
 def two_schedulers(directory: Path, jobs: int = JOBS) -> Iterator[Pair]:
-    """A pair with three nodes on which ``jobs`` jobs run."""
     with Cluster(directory, 3, cpu=4.0, user_slots=100, schedulers=2, lease=f"{LEASE_S:g}s") as cluster:
         cluster.create_pool("p", max_running_operation_count=1000, max_operation_count=1000)
         pair = Pair(cluster, directory)

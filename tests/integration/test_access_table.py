@@ -93,7 +93,6 @@ class Site:
         return name
 
     def set_stage(self) -> str:
-        """A stage with a canary: its filter."""
         name = next(self.names)
         self.do("POST", "rollout", {"nodes_filter": name, "level": "weight"})
         return name

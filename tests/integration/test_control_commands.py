@@ -74,7 +74,6 @@ def call(agent: AgentProcess, *arguments: str) -> tuple[int, str, str]:
 
 
 def run_quietly(agent: AgentProcess, *arguments: str) -> str:
-    """What a command prints that must succeed without a word on stderr."""
     code, output, errors = call(agent, *arguments)
     assert (code, errors) == (0, ""), output
     return output

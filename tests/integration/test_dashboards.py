@@ -71,7 +71,6 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def add_engine(cluster: Cluster) -> None:
-    """Have the agent ask an engine, which is not there."""
     node = cluster.nodes[0]
     drop_in = Path(node.config_path).parent / "conf.d" / "engine.toml"
     drop_in.parent.mkdir(exist_ok=True)

@@ -69,7 +69,6 @@ def read_counters(host: CgroupTree) -> dict[str, float]:
 
 
 def rest(host: CgroupTree) -> None:
-    """All loads sleep, and what they used is counted."""
     for load in host._processes:
         load.burn(0.0)
     pause = threading.Event()

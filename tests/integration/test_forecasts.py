@@ -123,7 +123,6 @@ def test_a_change_of_pools_is_simulated_and_what_is_refused_is_refused(site: Sit
 
 
 def is_first_to_go(process: psutil.Process) -> bool:
-    """Whether the kernel would end this process first where memory is short."""
     try:
         return Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
     except OSError:

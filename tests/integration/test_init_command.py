@@ -38,13 +38,11 @@ class Host:
         return done.stdout
 
     def at_terminal(self, answer: str) -> str:
-        """The same at a terminal whose user types ``answer``."""
         shown, code = on_terminal(["init", *self.options], 80, dict(os.environ), typed=f"{answer}\n")
         assert code == 0, shown
         return shown
 
     def doctor(self) -> dict[str, list[dict[str, str]]]:
-        """Its findings by their check."""
         done = self.agent.run("doctor", "--json")
         found: dict[str, list[dict[str, str]]] = {}
         for each in json.loads(done.stdout)["findings"]:

@@ -82,7 +82,6 @@ def api() -> Iterator[ApiServer]:
 
 
 def command(api: ApiServer, agent: AgentProcess, *more: str) -> list[str]:
-    """The command, with a service account of the test's own."""
     (agent.directory / "token").write_text(TOKEN)
     return [
         *(sys.executable, "-m", "cpumond", "kubernetes", "publish", "--api", api.url),

@@ -26,7 +26,6 @@ class Site:
     truth: Truth
 
     def report(self, *words: str, code: int = 0) -> str:
-        """What ``cpumond report`` says; with another code than 0, why."""
         done = run_command(["report", "--scheduler", self.process.url, *words], clean_environment())
         assert done.returncode == code, done.stderr
         return done.stderr if code else done.stdout

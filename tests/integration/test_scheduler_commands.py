@@ -26,8 +26,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSche
 
 
 class Shell:
-    """Runs command lines in this process."""
-
     err = ""
 
     def __call__(self, *words: str, code: int = 0) -> str:

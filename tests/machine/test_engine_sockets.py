@@ -11,14 +11,12 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """What one boot saw, step by step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MACHINE_PACKAGES", "podman")
         return boot("engine_sockets.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
 def find_sentences(facts: Facts, step: str, word: str) -> list[str]:
-    """The sentences of ``doctor`` about engines that have a word."""
     return [each["text"] for each in of(facts, step)["doctor"] if word in each["text"]]
 
 

@@ -220,7 +220,6 @@ def set_pace() -> None:
 
 
 def edit() -> dict[str, Any]:
-    """The README's line with the editor, in which its configuration is typed."""
     write_file("/root/jobs.toml", README["toml"])
     write_file("/root/bin/editor", '#!/bin/sh\nexec cp /root/jobs.toml "$1"\n', 0o755)
     return type_lines("editor")
@@ -305,7 +304,6 @@ def broken_upgrade() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def drop_in(text: str) -> Iterator[None]:
-    """The agent's unit with some lines more."""
     path = Path(f"/run/systemd/system/{UNIT}.service.d/test.conf")
     write_file(path, text)
     systemctl("daemon-reload")

@@ -135,7 +135,6 @@ def hang() -> dict[str, Any]:
 
 
 def tokens() -> dict[str, Any]:
-    """Root's file of tokens, as the unit's head describes it."""
     line = f"ops:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n"
     guest.write_file("/etc/credstore/cpumond.tokens", line, 0o600)
     guest.write_file(CONF_D / "tokens.toml", f'[api]\ntokens_file = "{CREDENTIAL}"\n')

@@ -249,7 +249,6 @@ def lower() -> dict[str, Any]:
 
 
 def sandbox() -> dict[str, Any]:
-    """What the agent's process may and what it sees."""
     pid = show("MainPID")
     root = Path(f"/proc/{pid}/root")
     return {
@@ -462,7 +461,6 @@ def stop() -> dict[str, Any]:
 
 
 def journal() -> dict[str, Any]:
-    """All entries of the service, as journald has them."""
     lines = guest.read_journal("-u", UNIT, "-o", "json", "--all").splitlines()
     return {"entries": [json.loads(line) for line in lines]}
 

@@ -95,7 +95,6 @@ class Driver:
                 self.events += self.executor.poll()
 
     def run(self, job_id: str, *argv: str, **options: Any) -> dict[str, Any]:
-        """Start a job and wait for its end: everything about it."""
         self.start(job_id, *argv, **options)
         if isinstance(self.take(job_id, Started, NotStarted), Started):
             self.take(job_id, Ended)

@@ -58,7 +58,6 @@ def get(path: str) -> Any:
 
 
 def order(*command: str, count: int = 1, cores: float = 1.0, **spec: Any) -> str:
-    """Start an operation; its id."""
     task = {"job_count": count, "cpu_limit": cores, "memory_limit": 64 << 20, "command": list(command)}
     whole = {"pool": "research", "tasks": {"t": task}, "job_cpu_monitor": MONITOR, "max_failed_job_count": 1, **spec}
     return str(json.loads(ask("POST", "operations", {"spec": whole}))["id"])
@@ -204,7 +203,6 @@ def shrinks() -> dict[str, Any]:
 
 
 def sandbox() -> dict[str, Any]:
-    """What the agent may, while it runs a job."""
     pid = agent_pid()
     root = Path(f"/proc/{pid}/root")
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]

@@ -317,7 +317,6 @@ def stops() -> dict[str, Any]:
 
 
 def orders() -> dict[str, Any]:
-    """``systemctl set-property`` by hand: up, and down."""
     fact: dict[str, Any] = {}
     for name, percent in (("up", 150), ("down", 50)):
         settle()
