@@ -26,8 +26,7 @@ class MemoryLog:
     def reopen(self) -> None:
         """A store that is opened goes on after its newest row: what was cut behind that counts no more."""
         last = self.rows[max(self.rows)] if self.rows else None
-        position = end_after(last, LogEnd()).position if last else 0
-        self.end = LogEnd(self.end.number, position)
+        self.end = LogEnd(self.end.number, end_after(last, LogEnd()).position if last else 0)
 
     def read(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50

@@ -30,10 +30,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_loop_with_fake_tree.py": [
         (" and self.moves and self.hold.is_free:", " and self.moves:"),
-        (
-            "if found != before:\n                wrote, job.original = job.writes, found",
-            "if found != before:\n                wrote = job.writes",
-        ),
+        ("wrote, job.original = job.writes, found", "wrote = job.writes"),
         ("if job.touched and not (shrinks and job.found.path in self.writer.unsaved):", "if job.touched:"),
         ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.writer.is_paused():"),
         ("(paused or (covered and shrinks and job.writes),", "(paused or covered,"),
@@ -54,9 +51,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('if before.problem:\n            log.info("engine_back"', 'if False:\n            log.info("engine_back"'),
         ("msgspec.structs.replace(before, problem=problem), problem", "EngineView(key[0], problem=problem), problem"),
     ],
-    "test_kubernetes.py": [
-        ("pod_cores=_read_limit(of_pod) if enforces_limits else None", "pod_cores=_read_limit(of_pod)")
-    ],
+    "test_kubernetes.py": [("_read_limit(of_pod) if enforces_limits else None", "_read_limit(of_pod)")],
     "test_restore_paths.py": [("if not is_of_this_boot(content, copies[1]):", "if False:")],
     "test_engine_sources.py": [
         ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
@@ -76,17 +71,11 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     # --- the history
     "test_history_store.py": [
-        (
-            "            self._add_to_days()\n        self._days = {}\n\n    def",
-            "            self._add_to_days()\n\n    def",
-        ),
+        ("self._add_to_days()\n        self._days = {}\n\n    def", "self._add_to_days()\n\n    def"),
         ("return math.ceil(at / DAY_S) - 1", "return int(at // DAY_S)"),
     ],
     "test_history.py": [
-        (
-            "            elif isinstance(element, OperationElement) and grown is not _NOTHING:",
-            "            elif False:",
-        ),
+        ("            elif isinstance(element, OperationElement) and grown is not _NOTHING", "            elif False"),
         ("            rows.values[number] += rate\n", "            rows.values[number] = rate\n"),
     ],
     # --- nodes on which jobs fail
@@ -153,10 +142,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("pause_s = max(pause_s, PATIENCE * state.took_s)", "pass"),
         ("state.due_s = now_s + standbys * period_s", "state.due_s = now_s + period_s"),
         ("other.asked_at_s + PATIENCE * max(period_s, other.took_s)", "other.asked_at_s"),
-        (
-            "if is_loopback(host) and not is_loopback(parts.hostname or ",
-            "if False and not is_loopback(parts.hostname or ",
-        ),
+        ("is_loopback(host) and not is_loopback(parts.hostname or ", "False and not is_loopback(parts.hostname or "),
     ],
     "test_link_to_several.py": [
         ("if not self._terms.accept(reply.term):", "if False:"),
@@ -189,10 +175,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(job.start_time, job.job_id), reverse=True)", "(job.start_time, job.job_id))"),
     ],
     "test_assigned.py": [
-        (
-            "ended.oom_killed and (not order.memory_limit or self._was_below_limit(ended))",
-            "ended.oom_killed and not order.memory_limit",
-        ),
+        ("and (not order.memory_limit or self._was_below_limit(ended))", "and not order.memory_limit"),
         ("if account.pw_uid == 0 and not config.executor.allow_root:", "if False:"),
         ("order.interruptible or was_over):", "order.interruptible):"),
         ("if kill_at_s < job.kill_at_s:", "if first:"),
@@ -205,10 +188,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "burst_us = min(burst_us if burst_ratio is None else int(burst_ratio * quota_us), quota_us)",
             "burst_us = burst_us if burst_ratio is None else int(burst_ratio * quota_us)",
         ),
-        (
-            "        steps.append(quota)\n    elif before.quota_us == after.quota_us:",
-            "        steps += [quota, period]\n    elif before.quota_us == after.quota_us:",
-        ),
+        ("        steps.append(quota)", "        steps += [quota, period]"),
         ("if cores > ancestor.cores:", "if False:"),
         ("        quota_us -= 1\n", "        pass\n"),
         ("burst_us = min(burst_us, restored.quota_us)", "pass"),
@@ -234,9 +214,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("request.user, remember if is_kept else None)", "request.user, None)"),
         ("    replies.restore(scheduler.remembered.values())\n", ""),
     ],
-    "test_usage_accounting.py": [
-        ("return (slots, report.current_cpu_limit, gpu", "return (slots, report.cpu_limit, gpu")
-    ],
+    "test_usage_accounting.py": [("return (slots, report.current_cpu_limit", "return (slots, report.cpu_limit")],
     "test_service_and_store.py": [('{"volumes": volumes, ', '{"volumes": {}, ')],
     "test_admission.py": [
         ("if len(made) >= limit:", "if len(made) > limit:"),
@@ -279,18 +257,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("not job.began_at <= told <= now + CLOCK_SKEW_S", "not job.began_at <= told"),
         ("job.is_active and is_allowed and spared_until(job) <= self.now", "job.is_active and is_allowed"),
         ("jobs.sort(key=_loss_by_size, reverse=True)", "jobs.sort(key=_loss_by_size)"),
-        (
-            "above.lost_core_seconds += core_seconds\n        above = above.parent",
-            "above.lost_core_seconds += core_seconds\n        break",
-        ),
+        ("core_seconds\n        above = above.parent", "core_seconds\n        break"),
     ],
     "test_guarantees.py": [
         ("is_allowed = self.by_guarantee or is_permitted", "is_allowed = is_permitted"),
         ("return by_guarantee or not is_protected_by_count", "return not is_protected_by_count"),
-        (
-            "return claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON",
-            "return claims_guarantee(branch)",
-        ),
+        ("claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON", "claims_guarantee(branch)"),
         ("if not keeps_guarantee(above, add(losses.lost.get(above, ZERO), each.whole)):", "if False:"),
         ("(guarantee is ZERO or not is_below_guarantee(element)):", "True:"),
     ],
@@ -337,19 +309,13 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("suspended=False, suspended_for=None", "suspended=False"),
         ("if len(operation.restarted) > MAX_RESTARTED_JOBS:", "if False:"),
         (" or job.exit_code == task.restart_exit_code", ""),
-        (
-            'has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)',
-            "has_failed = False",
-        ),
+        ('not is_of_before and state == "failed" and bool(job.task.interruption_signal)', "False"),
         ("or record.exit_code:", "or False:"),
     ],
     "test_preemption.py": [
         ('is_new = job.state == "starting" and job.start_time >= self.now', "is_new = False"),
         ("settings.preemption_check_starvation and element", "element"),
-        (
-            "return aggressive and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and",
-            "return aggressive or job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and",
-        ),
+        ("and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE", "or job.preemptibility == AGGRESSIVELY_PREEMPTIBLE"),
         ("lost.update({above: add(lost.get(above, ZERO), job.usage) for above in path})", "pass"),
         ("guarantee += element.last_integral_ratio", "pass"),
         ("return (True, is_beyond,", "return (True, False,"),
@@ -432,10 +398,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_sqlite_store.py": [("if found[0] is not None and found[0] != self._files[0]:", "if False:")],
     # --- parts of files whose tests are tables or laws
     "test_access.py": [
-        (
-            'skipped = "object_only" if depth else "descendants_only"',
-            'skipped = "descendants_only" if depth else "object_only"',
-        )
+        ('"object_only" if depth else "descendants_only"', '"object_only" if not depth else "descendants_only"')
     ],
     "test_integral.py": [
         ("upper = greatest(old, capacity)", "upper = capacity"),
@@ -448,10 +411,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_replay.py": [
         ('max(row["total_cpu_s"] - before["total_cpu_s"], 0.0)', '(row["total_cpu_s"] - before["total_cpu_s"])'),
         ('"pressure_ratio": (0.0, 1.0,', '"pressure_ratio": (-1.0, 1.0,'),
-        (
-            "if len(window) < s.vote_window_size:\n        return window, None",
-            "if len(window) <= s.vote_window_size:\n        return window, None",
-        ),
+        ("if len(window) < s.vote_window_size:", "if len(window) <= s.vote_window_size:"),
     ],
     "test_functions.py": [
         ("needed >= 1.0 or any(d > limit", "needed > 1.0 or any(d > limit"),
@@ -477,17 +437,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("bound = add(node.strong, MARGIN)", "bound = node.strong"),
         ("        node.strong = least(node.strong, node.limits_share)\n", "        pass\n"),
     ],
-    "test_cypress.py": [
-        (
-            "if user is not request.user and not request.user.admin:",
-            "if user is not request.user and request.user.admin:",
-        )
-    ],
+    "test_cypress.py": [("user is not request.user and not request.user", "user is not request.user and request.user")],
     "test_orchid.py": [
-        (
-            '"best_allocation_ratio": lambda view, e: _least_share(view, view.best_allocation(e))',
-            '"best_allocation_ratio": lambda view, e: max(view.best_allocation(e))',
-        ),
+        ("lambda view, e: _least_share(view, view.best_allocation(e))", "lambda view, e: max(view.best_allocation(e))"),
         ('"below_fair_share_since": _below_since,', '"below_fair_share_since": _starving_since,'),
     ],
     "test_operations.py": [
@@ -495,40 +447,23 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("        if left > 0:\n            needed[task.name]", "        if left >= 0:\n            needed[task.name]"),
     ],
     "test_json_lists.py": [("self.made_of = self.until = -math.inf", "self.until = -math.inf")],
-    "test_hidden_operations.py": [
-        (
-            "if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:",
-            "if not operation_id or rights.user.admin:",
-        )
-    ],
+    "test_hidden_operations.py": [("operation_id.startswith(FORETOLD) or rights.user.admin:", "rights.user.admin:")],
     "test_node_counters.py": [("max(known.get(result, 0), 0) for", "known.get(result, 0) for")],
     "test_notify.py": [("if self._good is None:", "if not self._good:")],
     "test_agent_sockets.py": [("os.chmod(path, 0o660)", "os.chmod(path, 0o664)")],
     "test_containers.py": [
-        (
-            "quota, period = given.cpu_quota, given.cpu_period or DEFAULT_PERIOD_US",
-            "quota, period = given.cpu_quota, DEFAULT_PERIOD_US",
-        ),
-        (
-            "    if answer.status_code != 200:\n        raise StatusError",
-            "    if answer.status_code >= 400:\n        raise StatusError",
-        ),
+        ("given.cpu_quota, given.cpu_period or DEFAULT_PERIOD_US", "given.cpu_quota, DEFAULT_PERIOD_US"),
+        ("status_code != 200:\n        raise StatusError", "status_code >= 400:\n        raise StatusError"),
     ],
     "test_operation_commands.py": [
         ("            self._is_aborted = True\n", "            pass\n"),
-        (
-            '        if not self._operation:\n            return "it is unknown',
-            '        if False:\n            return "it is unknown',
-        ),
+        ("        if not self._operation:", "        if False:"),
     ],
     "test_scheduler_reporter.py": [
         ("if not reply.is_good and reply.status != 409:", "if not reply.is_good:"),
         ("if result is not None and result.retry else 0", "if result is not None and result.retry else failures"),
         ("        follow_redirects=False,\n    )\n", "        follow_redirects=True,\n    )\n"),
-        (
-            "self._sent_about = (about if is_news else self._sent_about) if answer.knows_about else None",
-            "self._sent_about = about if answer.knows_about else None",
-        ),
+        ("self._sent_about = (about if is_news else self._sent_about) if answer", "self._sent_about = about if answer"),
     ],
     "test_distribution.py": [("least(rest, proposed)", "least(total, proposed)")],
     "test_explain_peak.py": [('s = msgspec.structs.replace(s, direction="up-only")', "pass")],
@@ -536,17 +471,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_demand.py": [("max(before_s - begin_s + spacing_s, duration_s or 0.0)", "before_s - begin_s + spacing_s")],
     "test_policy.py": [
         ("now_s < state.started_at_s + s.startup_boost_s", "now_s <= state.started_at_s + s.startup_boost_s"),
-        (
-            "window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]",
-            "window = () if abs(votes_sum) > s.vote_decision_threshold else window",
-        ),
+        ("s.vote_decision_threshold else window[1:]", "s.vote_decision_threshold else window"),
     ],
-    "test_exporter.py": [
-        (
-            "        lambda job: max(job.ordered_cores - job.current_cores, 0.0),",
-            "        lambda job: max(job.ordered_cores - job.state.limit_cores, 0.0),",
-        )
-    ],
+    "test_exporter.py": [("ordered_cores - job.current_cores, 0.0),", "ordered_cores - job.state.limit_cores, 0.0),")],
 }
 """Name of a test file below tests/unit -> the mistakes that it notices: a text that stands once in the package, and
 what it becomes."""

@@ -98,8 +98,7 @@ def list_classes() -> dict[str, Class]:
         read = read_module(module)
         own = {name: f"{module}.{name}" for name in read.classes}
         for name, each in read.classes.items():
-            bases = tuple((read.names | own).get(base, base) for base in each.bases)
-            found[own[name]] = Class(bases, each.defines)
+            found[own[name]] = Class(tuple((read.names | own).get(base, base) for base in each.bases), each.defines)
     return found
 
 

@@ -72,9 +72,7 @@ def find_older(root: Path = ROOT) -> list[str]:
     kept = json.loads(MADE_OF.read_text(encoding="utf-8"))
     older = [name for name in SOURCES if kept.get(name) != read_digest(name, root)]
     paths = {name: ", ".join(source.partition(":")[0] for source in SOURCES[name]) for name in older}
-    return [
-        f"{', '.join(FILES[name])}: older than {paths[name]}: run `python tests/pictures.py {name}`" for name in older
-    ]
+    return [f"{', '.join(FILES[name])}: older than {paths[name]}: `python tests/pictures.py {name}`" for name in older]
 
 
 def keep_digest(name: str) -> None:
@@ -112,12 +110,10 @@ def keep_demo(chunks: list[terminal.Chunk]) -> None:
     token = re.search(r"\b[0-9a-f]{48}\b", text)
     prompt = terminal.Chunk(0.0, "\x1b[1m$ .venv/bin/cpumond demo\x1b[0m\r\n")
     shown = [prompt, *(terminal.Chunk(at_s, _mask(each, token)) for at_s, each in chunks)]
-    picture = terminal.draw(
-        terminal.list_frames(shown, EACH_S), f"cpumond demo, {SPEED:g} times as fast", SPEED, HOLD_S
-    )
-    if len(picture) > MAX_BYTES:
-        raise SystemExit(f"docs/pictures/demo.svg would have {len(picture)} bytes, more than {MAX_BYTES}")
-    (PICTURES / "demo.svg").write_text(picture, encoding="utf-8")
+    drawn = terminal.draw(terminal.list_frames(shown, EACH_S), f"cpumond demo, {SPEED:g} times as fast", SPEED, HOLD_S)
+    if len(drawn) > MAX_BYTES:
+        raise SystemExit(f"docs/pictures/demo.svg would have {len(drawn)} bytes, more than {MAX_BYTES}")
+    (PICTURES / "demo.svg").write_text(drawn, encoding="utf-8")
     keep("demo.json", told)
     keep_digest("demo")
 

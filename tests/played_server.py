@@ -51,8 +51,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = self.path.removeprefix(self.server.prefix)
-        request = Request(self.path, json.loads(body), dict(self.headers), self.client_address)
-        self.server.requests.append(request)
+        self.server.requests.append(Request(self.path, json.loads(body), dict(self.headers), self.client_address))
         turns = self.server.turns.get(path)
         turn = turns.pop(0) if turns else self.server.usual(path)
         turn(self)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import Vector, add
+from cpumond.scheduler import model
 from cpumond.scheduler.decide import placement
 from cpumond.scheduler.decide.preemption import PreemptionPlan
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
@@ -25,17 +26,6 @@ from cpumond.scheduler.elements import (
     end_job,
     start_job,
 )
-from cpumond.scheduler.model import (
-    ROOT_POOL,
-    Config,
-    OperationRecord,
-    OperationTreeOptions,
-    PoolConfig,
-    PoolSettings,
-    Task,
-    TreeConfig,
-    TreeSettings,
-)
 from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
 from cpumond.scheduler.settings.records import SYSTEM, RecordKey, changed_records
 
@@ -48,8 +38,8 @@ class World:
     """A tree under construction."""
 
     def __init__(self, **settings: Any) -> None:
-        options = TreeSettings(**{"max_unpreemptible_running_job_count": None, **settings})
-        self.tree = Tree(TreeConfig(id="t0", name="default", settings=options))
+        options = model.TreeSettings(**{"max_unpreemptible_running_job_count": None, **settings})
+        self.tree = Tree(model.TreeConfig(id="t0", name="default", settings=options))
         self.tree.root.rules = root_rules(options)
         self.maker = SnapshotMaker()
         self.started = 0
@@ -66,11 +56,11 @@ class World:
         self.tree.total = add(self.tree.total, node.capacity)
         return node
 
-    def pool(self, name: str, parent: str = ROOT_POOL, **settings: Any) -> PoolElement:
+    def pool(self, name: str, parent: str = model.ROOT_POOL, **settings: Any) -> PoolElement:
         above = self.find_pool(parent)
         pool = PoolElement(name, above, self.tree)
-        pool.settings = PoolSettings(**settings)
-        pool.config = PoolConfig(id=name, name=name, parent=parent, settings=pool.settings)
+        pool.settings = model.PoolSettings(**settings)
+        pool.config = model.PoolConfig(id=name, name=name, parent=parent, settings=pool.settings)
         assert above.rules is not None
         pool.rules = pool_rules(above.rules, pool.settings)
         above.children[name] = pool
@@ -78,17 +68,17 @@ class World:
         return pool
 
     def find_pool(self, name: str) -> PoolElement:
-        return self.tree.root if name == ROOT_POOL else self.tree.pools[name]
+        return self.tree.root if name == model.ROOT_POOL else self.tree.pools[name]
 
     def operation(
         self,
         name: str,
-        pool: str = ROOT_POOL,
+        pool: str = model.ROOT_POOL,
         *,
         needs: int = 0,
         cpu: float = 1.0,
         memory: int = 0,
-        tasks: tuple[Task, ...] | None = None,
+        tasks: tuple[model.Task, ...] | None = None,
         preemption_mode: Literal["normal", "graceful"] = "normal",
         suspended: bool = False,
         **options: Any,
@@ -96,13 +86,13 @@ class World:
         """A running operation that needs ``needs`` jobs of its task "main", or of each of ``tasks`` its job count."""
         above = self.find_pool(pool)
         if tasks is None:
-            tasks = (Task("main", 1000, cpu_limit=cpu, memory_limit=memory, user_slots=0),)
+            tasks = (model.Task("main", 1000, cpu_limit=cpu, memory_limit=memory, user_slots=0),)
             needed = {"main": needs} if needs else {}
         else:
             needed = {task.name: task.job_count for task in tasks}
-        choices = OperationTreeOptions(pool=above.name, **options)
+        choices = model.OperationTreeOptions(pool=above.name, **options)
         self.arrived += 1
-        record = OperationRecord(
+        record = model.OperationRecord(
             id=name, sequence=self.arrived, user="u", start_time=float(self.arrived), tasks=tasks,
             trees={self.tree.name: choices}, state="running", running_in=(self.tree.name,), suspended=suspended,
             preemption_mode=preemption_mode,
@@ -121,10 +111,8 @@ class World:
     def job(self, element: OperationElement, node: Node, cpu: float | None = None, memory: float | None = None) -> Job:
         """Start a job of the first task; ``cpu`` and ``memory`` are what it orders where that differs."""
         job = self.make_job(element, element.operation.record.tasks[0], node)
-        _, ordered_cpu, _, ordered_memory, _ = job.limits
-        job.limits = job.usage = amount(
-            ordered_cpu if cpu is None else cpu, ordered_memory if memory is None else memory
-        )
+        _, task_cpu, _, task_memory, _ = job.limits
+        job.limits = job.usage = amount(task_cpu if cpu is None else cpu, task_memory if memory is None else memory)
         start_job(job)
         element.entry = None
         return job
@@ -132,7 +120,7 @@ class World:
     def jobs(self, element: OperationElement, node: Node, count: int, cpu: float | None = None) -> list[Job]:
         return [self.job(element, node, cpu) for _ in range(count)]
 
-    def make_job(self, element: OperationElement, task: Task, node: Node) -> Job:
+    def make_job(self, element: OperationElement, task: model.Task, node: Node) -> Job:
         self.started += 1
         job = Job(f"j{self.started}", element, task, node, float(self.started), self.started)
         job.state, job.began_at = "running", job.start_time
@@ -199,7 +187,7 @@ def starve(element: Element, status: StarvationStatus = "starving", since: float
     element.below_since = since
 
 
-def records_of(config: Config) -> dict[RecordKey, dict[str, Any] | None]:
+def records_of(config: model.Config) -> dict[RecordKey, dict[str, Any] | None]:
     """All records of a configuration."""
-    records = {(kind, key): record for kind, key, record in changed_records(Config({}), config)}
+    records = {(kind, key): record for kind, key, record in changed_records(model.Config({}), config)}
     return {SYSTEM: {"default_tree": config.default_tree}, **records}

@@ -16,18 +16,8 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
+from cpumond.core import wire
 from cpumond.core.difference import Differences
-from cpumond.core.wire import (
-    CPU_COUNTERS,
-    FinishedJob,
-    Heartbeat,
-    HeartbeatAnswer,
-    JobOrder,
-    JobReport,
-    NodeRegistration,
-    NodeResources,
-    StopOrder,
-)
 from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
@@ -38,17 +28,9 @@ from cpumond.scheduler.model import ROOT_POOL, UNSTORED_STARTS, Config, JobCount
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service.stored import encode, encode_starts, load_state
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.settings.nodes_filter import parse_tag_filter
-from cpumond.scheduler.settings.operations import (
-    AbortOperation,
-    CompleteOperation,
-    ResumeOperation,
-    StartOperation,
-    SuspendOperation,
-    UpdateOperation,
-    starts_again,
-)
 from cpumond.scheduler.state import State, budgets, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
@@ -68,7 +50,7 @@ JobEnd = Literal["completed", "failed", "aborted", "lost"]
 class PlayedJob:
     """A job on a played node."""
 
-    order: JobOrder
+    order: wire.JobOrder
     current_cpu_limit: float
     started_at: float
     cpu_seconds: float | None = None
@@ -101,24 +83,24 @@ class PlayedNode:
     keeps_stopping: bool = False
     deaf: bool = False
     has_no_room: bool = False
-    waiting: dict[str, JobOrder] = field(default_factory=dict)
+    waiting: dict[str, wire.JobOrder] = field(default_factory=dict)
     jobs: dict[str, PlayedJob] = field(default_factory=dict)
-    stopping: dict[str, StopOrder] = field(default_factory=dict)
-    finished: dict[str, FinishedJob] = field(default_factory=dict)
-    foreign: list[JobReport] = field(default_factory=list)
+    stopping: dict[str, wire.StopOrder] = field(default_factory=dict)
+    finished: dict[str, wire.FinishedJob] = field(default_factory=dict)
+    foreign: list[wire.JobReport] = field(default_factory=list)
     differences: Differences = field(default_factory=Differences)
-    answer: HeartbeatAnswer | None = None
+    answer: wire.HeartbeatAnswer | None = None
     """The last one."""
 
     @property
-    def heard(self) -> HeartbeatAnswer:
+    def heard(self) -> wire.HeartbeatAnswer:
         """The last answer, where there was one."""
         assert self.answer is not None
         return self.answer
 
-    def registration(self) -> NodeRegistration:
-        resources = NodeResources(cpu=self.cpu, memory=self.memory, user_slots=self.user_slots)
-        return NodeRegistration(self.id, self.incarnation, resources, self.address, list(self.tags))
+    def registration(self) -> wire.NodeRegistration:
+        resources = wire.NodeResources(cpu=self.cpu, memory=self.memory, user_slots=self.user_slots)
+        return wire.NodeRegistration(self.id, self.incarnation, resources, self.address, list(self.tags))
 
     def register(self) -> None:
         """Raises CommandError."""
@@ -136,11 +118,11 @@ class PlayedNode:
         self.sequence = 0
         self.register()
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> wire.Heartbeat:
         """What it would say now; the number grows with each one made."""
         self.sequence += 1
         reports = [
-            JobReport(
+            wire.JobReport(
                 job_id=job_id,
                 operation_id=job.order.operation_id,
                 cpu_limit=job.order.cpu_limit,
@@ -153,11 +135,11 @@ class PlayedNode:
                 smoothed_cpu_usage=job.smoothed_cpu_usage,
                 checkpoint_at=job.checkpoint_at,
                 mode=job.mode,
-                **{name: getattr(job, name) for name in CPU_COUNTERS},
+                **{name: getattr(job, name) for name in wire.CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()
         ]
-        return Heartbeat(
+        return wire.Heartbeat(
             node_id=self.id,
             incarnation=self.incarnation,
             sequence=self.sequence,
@@ -167,7 +149,7 @@ class PlayedNode:
             finished_jobs=list(self.finished.values()),
         )
 
-    def beat(self) -> HeartbeatAnswer:
+    def beat(self) -> wire.HeartbeatAnswer:
         """One heartbeat and what follows from its answer; a difference where the last one was taken."""
         heartbeat = self.heartbeat()
         answer = self.world.hear(self.differences.make(heartbeat))
@@ -181,7 +163,7 @@ class PlayedNode:
             self.obey(answer)
         return answer
 
-    def obey(self, answer: HeartbeatAnswer) -> None:
+    def obey(self, answer: wire.HeartbeatAnswer) -> None:
         for job_id in answer.acknowledged:
             self.finished.pop(job_id, None)
         for stop in answer.stop:
@@ -217,7 +199,7 @@ class PlayedNode:
         known["ordered_cpu_seconds"] = job.ordered_cpu_seconds
         self._end(job.order, state, "" if state == "completed" else state, **{**known, **facts})
 
-    def _end(self, order: JobOrder, state: JobEnd, why: str, **facts: Any) -> None:
+    def _end(self, order: wire.JobOrder, state: JobEnd, why: str, **facts: Any) -> None:
         told = {
             "task": order.task,
             "exit_code": {"completed": 0, "failed": 1}.get(state),
@@ -225,7 +207,7 @@ class PlayedNode:
             "finish_time": self.world.now,
             **facts,
         }
-        self.finished[order.job_id] = FinishedJob(order.job_id, order.operation_id, state, **told)
+        self.finished[order.job_id] = wire.FinishedJob(order.job_id, order.operation_id, state, **told)
 
     def limit(self, job_id: str, cores: float) -> None:
         """The monitor sets another limit; told with the next heartbeat."""
@@ -233,7 +215,7 @@ class PlayedNode:
 
     def has(self, cores: float, name: str = "foreign") -> None:
         """It runs a job that the scheduler knows nothing of."""
-        self.foreign.append(JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
+        self.foreign.append(wire.JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
 
 
 def make_task(jobs: int = 1, **more: Any) -> dict[str, Any]:
@@ -290,14 +272,14 @@ class ServedNode(PlayedNode):
     async def register(self) -> None:
         await self.scheduler.register(self.registration())
 
-    async def beat(self) -> HeartbeatAnswer:
+    async def beat(self) -> wire.HeartbeatAnswer:
         answer = await self.scheduler.heartbeat(self.heartbeat())
         self.obey(answer)
         return answer
 
 
 async def run_jobs(
-    scheduler: Scheduler, command: StartOperation, user: str | User = "ann", cpu: float = 4.0, beats: int = 2
+    scheduler: Scheduler, command: operations.StartOperation, user: str | User = "ann", cpu: float = 4.0, beats: int = 2
 ) -> tuple[ServedNode, Transaction]:
     """Start an operation with a new node, which hears of its jobs with one beat and reports them with the next."""
     node = ServedNode(scheduler, cpu)
@@ -431,7 +413,7 @@ class World:
         give its id. Raises CommandError."""
         given = make_task(jobs, **{"cpu_limit": cpu, "memory_limit": spec.pop("memory", 0), **spec.pop("task", {})})
         table = {"tasks": {"t": given}, **({"pool": pool} if pool else {}), **spec}
-        return self.do(StartOperation(table), user).id
+        return self.do(operations.StartOperation(table), user).id
 
     def run(self, *args: Any, **spec: Any) -> str:
         """Start an operation, let its jobs start, as far as there is room, and be told, and give its id."""
@@ -440,19 +422,19 @@ class World:
         return operation
 
     def abort(self, operation_id: str) -> None:
-        self.do(AbortOperation(operation_id))
+        self.do(operations.AbortOperation(operation_id))
 
     def complete(self, operation_id: str) -> None:
-        self.do(CompleteOperation(operation_id))
+        self.do(operations.CompleteOperation(operation_id))
 
     def suspend(self, operation_id: str, abort_running_jobs: bool = False) -> None:
-        self.do(SuspendOperation(operation_id, abort_running_jobs))
+        self.do(operations.SuspendOperation(operation_id, abort_running_jobs))
 
     def resume(self, operation_id: str) -> None:
-        self.do(ResumeOperation(operation_id))
+        self.do(operations.ResumeOperation(operation_id))
 
     def set_operation(self, operation_id: str, **parameters: Any) -> None:
-        self.do(UpdateOperation(operation_id, parameters))
+        self.do(operations.UpdateOperation(operation_id, parameters))
 
     def operation(self, operation_id: str) -> Operation:
         return self.state.operations[operation_id]
@@ -488,12 +470,14 @@ class World:
         self.nodes[name] = node
         return node
 
-    def hear(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+    def hear(self, heartbeat: wire.Heartbeat) -> wire.HeartbeatAnswer:
         """What the service does with a heartbeat."""
         receipt = heartbeats.receive(self.state, heartbeat, self.now)
         self._forget()
         if not receipt.accepted:
-            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
+            return wire.HeartbeatAnswer(
+                accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full
+            )
         if not receipt.transaction.is_empty:
             self.carry_out(settling.recount(self.state, receipt.transaction, self.now))
         before = {node.id: set(node.jobs) for node in self.state.nodes.values()}
@@ -713,8 +697,7 @@ def _assert_retries(operation: Operation, state: State) -> None:
     run = operation.retries
     kept = {} if run is None else {**dict.fromkeys(run.ready, 0.0), **run.later}
     for (task, cookie), due in kept.items():
-        entry = operation.record.retried.places[task][cookie]
-        assert not due or due == entry.due
+        assert not due or due == operation.record.retried.places[task][cookie].due
         assert not any(
             job.is_active and (job.task.name, job.cookie) == (task, cookie) and job.element.operation is operation
             for job in state.jobs.values()
@@ -732,7 +715,7 @@ def _assert_numbers(operation: Operation, state: State) -> None:
         taken = [job.cookie for job in jobs if job.task.name == task.name and job.is_active]
         completed = [job for job in ended if job.task == task.name and job.state == "completed" and job.cookie >= 0]
         present = [job for job in completed if job.incarnation == operation.record.incarnation]
-        done = [job.cookie for job in present if not starts_again(task, job)]
+        done = [job.cookie for job in present if not operations.starts_again(task, job)]
         active = [job for job in jobs if job.task.name == task.name and job.is_active and job.gang_rank >= 0]
         ranks = [job.gang_rank for job in active] + [job.gang_rank for job in present if job.gang_rank >= 0]
         assert len(set(ranks)) == len(ranks), f"ranks of {task.name}: {ranks}"

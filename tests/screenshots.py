@@ -182,8 +182,7 @@ def main() -> None:
                 take_overview(browser, stage.pages(), arguments.overview)
             take(browser, stage.pages(), arguments.docs)
             browser.close()
-    size = sum(file.stat().st_size for file in arguments.docs.iterdir())
-    print(f"{arguments.docs}: {size / 1e6:.1f} MB")
+    print(f"{arguments.docs}: {sum(file.stat().st_size for file in arguments.docs.iterdir()) / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

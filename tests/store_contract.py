@@ -24,16 +24,12 @@ Opener = Callable[[], Store]
 
 Records = dict[tuple[str, str], bytes]
 
-NAMES = st.one_of(
-    st.sampled_from(["a", "b", "operation"]), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-)
-CHANGES = st.builds(Change, NAMES, NAMES, st.one_of(st.none(), st.binary(max_size=40)))
+NAMES = st.sampled_from(["a", "b", "operation"]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+CHANGES = st.builds(Change, NAMES, NAMES, st.none() | st.binary(max_size=40))
 SUBJECTS = st.lists(NAMES, max_size=4).map(tuple)
 TIMES = st.integers(0, 20).map(float)
 ENTRIES = st.builds(Entry, TIMES, SUBJECTS, st.binary(max_size=40), st.just(0))
-BOUNDS = st.fixed_dictionaries(
-    {"before": st.one_of(st.none(), st.integers(0, 30)), "since": TIMES, "limit": st.integers(0, 10)}
-)
+BOUNDS = st.fixed_dictionaries({"before": st.none() | st.integers(0, 30), "since": TIMES, "limit": st.integers(0, 10)})
 LOG_STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("reopen")),

@@ -28,8 +28,7 @@ class Client:
         return Rights(self.scheduler.state, User("root", admin=True))
 
     async def __call__(self, command, *, value=None, by="ann", is_admin=True, **parameters):
-        request = YtRequest(command, parameters, value, User(by, admin=is_admin), "1-2-3-4")
-        answer = await self.backend(request)
+        answer = await self.backend(YtRequest(command, parameters, value, User(by, admin=is_admin), "1-2-3-4"))
         write_yson(answer)  # whatever it is, it can be sent
         return answer
 
@@ -53,10 +52,8 @@ class Client:
         return (await self("create", type="scheduler_pool", attributes={**place, **attributes}))["object_id"]
 
     async def start(self, job_count=1, by="ann", cpu_limit=1.0, **spec):
-        task = {"job_count": job_count, "command": "x", "cpu_limit": cpu_limit}
-        spec = {"tasks": {"t": task}, **spec}
-        answer = await self("start_operation", operation_type="vanilla", spec=spec, by=by)
-        return answer["operation_id"]
+        spec = {"tasks": {"t": {"job_count": job_count, "command": "x", "cpu_limit": cpu_limit}}, **spec}
+        return (await self("start_operation", operation_type="vanilla", spec=spec, by=by))["operation_id"]
 
     async def update(self, seconds=1.0):
         self.clock.at += seconds

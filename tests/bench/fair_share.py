@@ -86,9 +86,7 @@ def make_tree(pools: int, operations: int, seed: int) -> Snapshot:
     rng = random.Random(seed)
     if pools == 1:
         made = [make_operation(rng, n, "p0", operations) for n in range(operations)]
-        return Snapshot(
-            TOTAL, (Pool("p0", mode="fifo"),), tuple(dataclasses.replace(operation, weight=1.0) for operation in made)
-        )
+        return Snapshot(TOTAL, (Pool("p0", mode="fifo"),), tuple(dataclasses.replace(one, weight=1.0) for one in made))
     first = max(3, round(pools ** (1 / 3)))
     second = max(9, round(pools ** (2 / 3)) - first)
     levels = [
@@ -107,9 +105,7 @@ def make_tree(pools: int, operations: int, seed: int) -> Snapshot:
             part = guarantee[name] / len(children[name]) * rng.choice([0, 0.5, 1.0])
             guarantee[child] = math.floor(part * 100) / 100
     parent = {child: name for name, below in children.items() for child in below}
-    made_pools = [
-        make_pool(rng, name, parent.get(name, ROOT), guarantee[name]) for name in itertools.chain.from_iterable(levels)
-    ]
+    made_pools = [make_pool(rng, name, parent.get(name, ROOT), guarantee[name]) for name in itertools.chain(*levels)]
     leaves = levels[2]
     made = [make_operation(rng, n, leaves[n % len(leaves)], operations) for n in range(operations)]
     return Snapshot(TOTAL, tuple(made_pools), tuple(made))
@@ -131,7 +127,7 @@ def change_some(snapshot: Snapshot, rng: random.Random) -> Snapshot:
     operations = list(snapshot.operations)
     for n in rng.sample(range(len(operations)), max(1, round(len(operations) * CHANGED))):
         more = {
-            r: round(x * 1.07 + 1, 2) if r == CPU else int(x * 1.07 + 1) for r, x in enumerate(operations[n].demand)
+            r: round(d * 1.07 + 1, 2) if r == CPU else int(d * 1.07 + 1) for r, d in enumerate(operations[n].demand)
         }
         operations[n] = dataclasses.replace(operations[n], demand=as_vector(more))
     return dataclasses.replace(snapshot, operations=tuple(operations))

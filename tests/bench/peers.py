@@ -107,9 +107,7 @@ def compare(seconds: float, seeds: list[int]) -> dict[str, Any]:
                 "held_back_ratio": round(held_back, 4), "by_shape": by_shape,
             }
         )  # fmt: skip
-    return {
-        "loads": len(SHAPES), "seconds": seconds, "seeds": seeds, "order_cores": ORDER_CORES, "rows": rows,
-    }  # fmt: skip
+    return {"loads": len(SHAPES), "seconds": seconds, "seeds": seeds, "order_cores": ORDER_CORES, "rows": rows}
 
 
 def show_reclaimed_work(seconds: float, seeds: list[int]) -> None:

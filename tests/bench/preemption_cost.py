@@ -131,8 +131,7 @@ class Week(World):
         if left:
             work = left.pop()
         else:
-            hours = self.draws.uniform(*KINDS[pool].hours)
-            work = Work(hours * HOUR_S, self.draws.uniform(0.2, 1.0), every_s)
+            work = Work(self.draws.uniform(*KINDS[pool].hours) * HOUR_S, self.draws.uniform(0.2, 1.0), every_s)
         self.works[job_id] = work
         return work
 

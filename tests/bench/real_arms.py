@@ -179,8 +179,7 @@ class Work:
 
     def read_idle_s(self) -> float:
         """Of those in the idle class."""
-        jobs_s = read_used_s(self.groups.hierarchies, find_idle_parent(self.groups))
-        return self.idle.read_used_s("") + jobs_s
+        return self.idle.read_used_s("") + read_used_s(self.groups.hierarchies, find_idle_parent(self.groups))
 
     def count_files(self) -> int:
         return count_lines(self._counter)

@@ -391,8 +391,7 @@ class Generator:
 def build(directory: Path) -> Path:
     """Compile the load generator; its path."""
     program = directory / "open_loop"
-    source = Path(__file__).with_name("open_loop.c")
-    subprocess.run(["gcc", "-O2", "-o", str(program), str(source)], check=True)
+    subprocess.run(["gcc", "-O2", "-o", str(program), str(Path(__file__).with_name("open_loop.c"))], check=True)
     return program
 
 

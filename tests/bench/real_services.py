@@ -311,9 +311,7 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> list[Run]:
     if os.geteuid() != 0:
         raise MissingError("run it as root: it makes cgroups and writes quotas")
     if missing := sorted({package for server in SERVERS.values() for package in server.list_missing()}):
-        raise MissingError(
-            f"install Debian's {', '.join(missing)}: apt-get install --no-install-recommends {' '.join(missing)}"
-        )
+        raise MissingError(f"missing: apt-get install --no-install-recommends {' '.join(missing)}")
     hierarchies = open_hierarchies()
     arms = choose_arms(options.arms, hierarchies.cpu_root)
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpumond-real-")))

@@ -375,8 +375,7 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
                     rates[mode].append(await measure(floor, nodes, slice_s / 2, obey=False))
                     continue
                 if late:
-                    timeout_ms = FAR_MS if mode == "calm" else 1
-                    await set_tree(connections[0], fair_share_starvation_timeout=timeout_ms)
+                    await set_tree(connections[0], fair_share_starvation_timeout=FAR_MS if mode == "calm" else 1)
                     await wait_for_updates(port, 3)
                 if mode == "starving" and not number:
                     starving = await count_starving(connections[0])
@@ -405,8 +404,7 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
         if late:
             good &= show_ratio("heartbeats/s, starving to calm", rates["starving"], rates["calm"], at_least=0.7)
         if jobs >= 6 * arguments.operations:  # a cluster with few jobs has more of operations and nodes for each
-            kib = (mib - empty_mib) * 1024 / jobs
-            good &= show_ratio("memory to jobs, KiB", [kib], at_most=2.0)
+            good &= show_ratio("memory to jobs, KiB", [(mib - empty_mib) * 1024 / jobs], at_most=2.0)
         text = f"time of a first heartbeat, {arguments.jobs} jobs placed, to a usual one"
         return good & show_ratio(text, firsts, at_most=10.0)
 
@@ -453,9 +451,7 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=15.0, help="of heartbeats in each state, all rounds together")
     parser.add_argument("--rounds", type=int, default=5, help="how often the states take turns")
-    parser.add_argument(
-        "--starve", type=int, default=0, metavar="PERCENT", help="of operations that find the cluster full"
-    )
+    parser.add_argument("--starve", type=int, default=0, metavar="PERCENT", help="of operations find the cluster full")
     parser.add_argument(
         "--changed", type=int, default=100, metavar="PERCENT", help="of a node's jobs, from heartbeat to heartbeat"
     )

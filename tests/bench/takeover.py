@@ -211,9 +211,7 @@ async def take_over(pair: Pair, nodes: list[Node], fault: str, period_s: float, 
         f"{told}, both together {both:.2f}",
         flush=True,
     )
-    wrong = (
-        [f"{fault}: the last node was back after {back[-1]:.1f} s, more than {BACK_S:g}"] if back[-1] > BACK_S else []
-    )
+    wrong = [f"{fault}: the last was back after {back[-1]:.1f} s, more than {BACK_S:g}"] if back[-1] > BACK_S else []
     wrong += [f"{fault}: {most:.2f} times the normal rate at {url}" for url, most in storms.items() if most > STORM]
     if fault == "stop":
         wrong += await wake(pair, nodes, old)

@@ -184,8 +184,7 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
         f"answer to a submission: {describe(load.took_s)}; heartbeat: {describe(load.beats_s)}, each "
         f"{statistics.median(load.periods_s):.2f} s; from submission to start: {describe(waits)}"
     )
-    lost = len(load.submitted) - load.ended
-    print(f"operations that were acknowledged and did not end: {lost}")
+    print(f"operations that were acknowledged and did not end: {len(load.submitted) - load.ended}")
 
 
 def main() -> None:

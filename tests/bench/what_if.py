@@ -19,17 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scheduler import (
-    Connection,
-    Nodes,
-    connected,
-    fill,
-    make_cluster,
-    show_ratio,
-    start_operations,
-    wait_for_port,
-    wait_for_updates,
-)
+import scheduler
 
 CALM_S = 20.0
 
@@ -37,10 +27,10 @@ CALM_S = 20.0
 class Beats:
     """Heartbeats of all nodes, each at its time, over as many connections as it takes."""
 
-    def __init__(self, port: int, nodes: Nodes, period_s: float) -> None:
+    def __init__(self, port: int, nodes: scheduler.Nodes, period_s: float) -> None:
         self.port, self.nodes, self.period_s = port, nodes, period_s
         self.took_s: list[float] = []
-        self.idle: list[Connection] = []
+        self.idle: list[scheduler.Connection] = []
 
     async def go_on(self) -> None:
         count, number, begun = len(self.nodes.jobs), 0, time.perf_counter()
@@ -57,13 +47,13 @@ class Beats:
         if self.idle:
             connection = self.idle.pop()
         else:
-            connection = Connection(self.port)
+            connection = scheduler.Connection(self.port)
             await connection.open()
         body = self.nodes.heartbeat(node)
         try:
             answer = await connection.post("/api/v1/heartbeats", body)
         except (OSError, asyncio.IncompleteReadError):  # it was idle for too long, and closed
-            connection = Connection(self.port)
+            connection = scheduler.Connection(self.port)
             await connection.open()
             answer = await connection.post("/api/v1/heartbeats", body)
         self.nodes.obey(node, answer)
@@ -97,15 +87,15 @@ async def simulate(port: int) -> tuple[float, float, list[str]]:
 
 
 async def bench(given: argparse.Namespace, port: int) -> bool:
-    nodes = Nodes(given.nodes, float(given.jobs), 0.1, differences=True)
-    async with connected(port) as connections:
-        await make_cluster(connections, given)
+    nodes = scheduler.Nodes(given.nodes, float(given.jobs), 0.1, differences=True)
+    async with scheduler.connected(port) as connections:
+        await scheduler.make_cluster(connections, given)
         late = given.operations * 35 // 100
-        await start_operations(connections, given, range(given.operations - late))
-        await wait_for_updates(port)
-        await fill(connections, nodes, 1, 1.0, port)
-        await start_operations(connections, given, range(given.operations - late, given.operations))
-        await wait_for_updates(port, 3)
+        await scheduler.start_operations(connections, given, range(given.operations - late))
+        await scheduler.wait_for_updates(port)
+        await scheduler.fill(connections, nodes, 1, 1.0, port)
+        await scheduler.start_operations(connections, given, range(given.operations - late, given.operations))
+        await scheduler.wait_for_updates(port, 3)
     beats = Beats(port, nodes, given.period)
     going = asyncio.ensure_future(beats.go_on())
     await asyncio.sleep(given.before)
@@ -126,9 +116,9 @@ async def bench(given: argparse.Namespace, port: int) -> bool:
         )
         print(f"  {'; '.join(lines)}", flush=True)
     going.cancel()
-    good = show_ratio("first answer to 1 s", firsts, at_most=1.0)
-    good &= show_ratio("exact answer to 30 s", [each / 30.0 for each in exacts], at_most=1.0)
-    return good & show_ratio("p99 of heartbeats, with a simulation to without", busy, calm, at_most=1.1)
+    good = scheduler.show_ratio("first answer to 1 s", firsts, at_most=1.0)
+    good &= scheduler.show_ratio("exact answer to 30 s", [each / 30.0 for each in exacts], at_most=1.0)
+    return good & scheduler.show_ratio("p99 of heartbeats, with a simulation to without", busy, calm, at_most=1.1)
 
 
 def percentile(values: list[float]) -> float:
@@ -155,11 +145,11 @@ def main() -> None:
         )
         words = [sys.executable, "-m", "cpumond", "scheduler", "--config", str(config)]
         file = Path(folder) / "log"
-        with file.open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as scheduler:
+        with file.open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
             try:
-                good = asyncio.run(bench(given, wait_for_port(file, scheduler, "started")))
+                good = asyncio.run(bench(given, scheduler.wait_for_port(file, process, "started")))
             finally:
-                scheduler.terminate()
+                process.terminate()
     if given.check and not good:
         sys.exit(1)
 

@@ -250,8 +250,7 @@ def _merges(start: tuple[float, Vector], passed: list[tuple[float, Vector]], end
     if any(a == b for a, b in itertools.pairwise(abscissas)):
         return False
     for x, v in passed:
-        chord = between(x, x0, x1, v0, v1)
-        if any(abs(a - b) > COLLINEAR for a, b in zip(chord, v, strict=True)):
+        if any(abs(a - b) > COLLINEAR for a, b in zip(between(x, x0, x1, v0, v1), v, strict=True)):
             return False
     return True
 
@@ -453,9 +452,7 @@ def read_pool(pool: Element, total: Amounts) -> None:
     pool.fifo = pool.given.get("mode", "fair_share") == "fifo"
     pool.configured_guarantee = read_amounts(pool.given.get("strong_guarantee_resources"), None)
     pool.integral = pool.integral_setting("type", "none")
-    pool.volume = volume_of(
-        (pool.integral_setting("accumulated_volume", {}).get(name) or 0) for name in RESOURCES
-    )  # fmt: skip
+    pool.volume = volume_of((pool.integral_setting("accumulated_volume", {}).get(name) or 0) for name in RESOURCES)
     pool.last_share_ratio = float(pool.integral_setting("last_share_ratio", 0.0))
 
 
@@ -776,8 +773,7 @@ class Update:
         """Section 9.1."""
         u, d = e.usage_share, e.demand_share
         assert e.parent is not None
-        parent_flag = e.parent.flag("step_function_for_gang_operations", True)
-        if self.step_function_for_gang and parent_flag and e.gang:
+        if self.step_function_for_gang and e.parent.flag("step_function_for_gang_operations", True) and e.gang:
             return Function([(0.0, ZERO), (1.0, ZERO), (1.0, d), (2.0, d)])
         greatest = max(u)
         vertices: list[tuple[float, Vector]] = [(0.0, ZERO)]
@@ -930,8 +926,7 @@ def scaled_function(child: Element, ratio: float) -> Function:
     b = child.by_suggestion
     assert b is not None
     if ratio < 1:  # only where the child's weight is negligible
-        inside = [(x / ratio, v) for x, v in b.vertices() if x < ratio]
-        return Function([*inside, (1.0, b.value(ratio))])
+        return Function([*[(x / ratio, v) for x, v in b.vertices() if x < ratio], (1.0, b.value(ratio))])
     return Function([*((x / ratio, v) for x, v in b.vertices()), (1.0, b.vs[-1])])
 
 
@@ -1073,10 +1068,8 @@ def assign_improved(e: Element, offered: Vector, into: str, close_gap: bool) -> 
         return [suggested(c, min(1.0, f - k)) if f > k else ZERO for k, c in enumerate(children)]
 
     f = bisect_max(0.0, end, lambda f: dominates(total, total_of(shares(f))))
-    slack = sub(total, total_of(shares(f)))
-    if close_gap and not dominates(E, slack):
-        relaxed = add(total, E)
-        f = bisect_max(f, end, lambda f: dominates(relaxed, total_of(shares(f))))
+    if close_gap and not dominates(E, sub(total, total_of(shares(f)))):
+        f = bisect_max(f, end, lambda f: dominates(add(total, E), total_of(shares(f))))
     if f < EPS:
         f = 0.0
     for c, share in zip(children, shares(f), strict=True):

@@ -55,8 +55,7 @@ class Month(World):
             max_running_operation_count_per_pool=2000,
         )  # fmt: skip
         self.set_tree(user_budgets={"ann": {"core_hours": 900, "period": "month"}, "bob": {"core_hours": 1e6}})
-        zone = "Europe/Paris"
-        self.create_pool("top", budget={"core_hours": 5000, "zone": zone})
+        self.create_pool("top", budget={"core_hours": 5000, "zone": "Europe/Paris"})
         self.create_pool("a", "top", budget={"core_hours": 100, "period": "rolling", "rolling_days": 7})
         self.create_pool("b", "top", budget={"core_hours": 9, "period": "week", "counts": "used"})
         for number in range(3):

@@ -75,8 +75,7 @@ def tie(rng: random.Random, most_pools: int) -> Case:
 def test_operations_whose_limited_demand_is_the_whole_cluster(first):
     """Section 9.1 on [0, 1] and [1, 2] says whether l - g is 1 or one unit less."""
     for seed in range(first, first + 200):
-        case = tie(random.Random(seed), most_pools=0)
-        assert differences(case) == [], seed
+        assert differences(tie(random.Random(seed), most_pools=0)) == [], seed
 
 
 def test_pools_at_such_points_agree_up_to_their_own_rounding():
@@ -119,8 +118,7 @@ def test_10_guarantee_and_grant_are_subtracted_from_the_limits_at_once():
     """Where strong + granted is the limit but for rounding, nothing is left; one after the other, one unit would be."""
     strong, granted, limit = 0.1, 0.2, 0.1 + 0.2
     assert limit - strong - granted != 0.0
-    root = PoolNode(Pool("<root>", ""), None)
-    above = PoolNode(Pool("above"), root)
+    above = PoolNode(Pool("above"), PoolNode(Pool("<root>", ""), None))
     integral = IntegralGuarantees("burst", accumulated_volume=(600.0,) * 5)
     burst = PoolNode(Pool("burst", "above", integral_guarantees=integral), above)
     above.strong, above.proposed = (strong,) * 5, (granted,) * 5

@@ -73,8 +73,7 @@ class Cluster(World):
     def happen(self) -> None:
         """Anything that a cluster does."""
         rng, what = self.random, self.random.random()
-        nodes = list(self.nodes.values())
-        node = rng.choice(nodes)
+        node = rng.choice(list(self.nodes.values()))
         if what < 0.25:
             self.begin()
         elif what < 0.55 and node.jobs:

@@ -81,8 +81,7 @@ def make_world(seed: int) -> World:
     for _ in range(rng.randint(0, 16)):
         node, element = rng.choice(nodes), rng.choice(elements)
         cpu, memory = rng.choice([0.5, 1.0, 1.0, 2.0, 3.0]), float(rng.choice([0, 1, 1, 2, 4]))
-        after = subtract(node.free, amount(cpu, memory))
-        if min(after) < 0.0 and rng.random() < 0.95:
+        if min(subtract(node.free, amount(cpu, memory))) < 0.0 and rng.random() < 0.95:
             continue
         job = world.job(element, node, cpu, memory)
         if rng.random() < 0.2:
@@ -280,8 +279,7 @@ def keeps_what_is_guaranteed(plan: PreemptionPlan, victim: OperationElement) -> 
         assert left > max(above.strong_guarantee_share) - 2 * EPS or not any(above.strong_guarantee_share)
     if plan.priority == "guarantee":
         assert is_below_guarantee(ours)
-        after = parts(add(ours.usage, plan.task.resources), ours.tree)
-        assert max(after) < max(ours.fair_share) + EPS
+        assert max(parts(add(ours.usage, plan.task.resources), ours.tree)) < max(ours.fair_share) + EPS
 
 
 @quick
@@ -334,8 +332,7 @@ def test_a_swap_raises_the_lesser_of_the_two_satisfactions(seed):
         for job, _ in plan.victims:
             _, theirs, ours = sides(job.element, plan.element)
             lost = sum_vectors([other.usage for other, _ in plan.victims if theirs in path(other.element)])
-            after = satisfied(theirs, subtract(theirs.usage, lost))
-            assert after > satisfied(ours, ours.usage)
+            assert satisfied(theirs, subtract(theirs.usage, lost)) > satisfied(ours, ours.usage)
 
 
 def with_tree(world: World, **settings: Any) -> World:
@@ -382,8 +379,7 @@ def test_random_worlds_are_worth_trying():
 @quick
 @given(seeds)
 def test_limits_take_away_no_more_than_they_must(seed):
-    world = make_world(seed)
-    for node in world.tree.nodes.values():
+    for node in make_world(seed).tree.nodes.values():
         found = find_limit_violators(node)
         victims = [job for job, _, _ in found]
         assert [job.sequence for job in victims] == sorted((job.sequence for job in victims), reverse=True)

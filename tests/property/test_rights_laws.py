@@ -17,16 +17,6 @@ from cpumond.scheduler.rights.entries import PERMISSIONS, Permission
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.commands import (
-    ChangePool,
-    ChangeTree,
-    ConfigCommand,
-    CreatePool,
-    MovePool,
-    RemovePool,
-    TransferPoolResources,
-    apply,
-)
 from cpumond.scheduler.settings.tree_file import ApplyTree, make_tables, make_target
 
 many = examples(100)
@@ -164,17 +154,19 @@ def put(values: dict[str, Any]) -> tuple[Edit, ...]:
     return tuple(Edit((name,), value) for name, value in values.items())
 
 
-def every_command() -> list[ConfigCommand]:
-    made: list[ConfigCommand] = [ChangeTree(TREE, put(values)) for values in (*VALUES[:4], {"acl_required": False})]
+def every_command() -> list[commands.ConfigCommand]:
+    made: list[commands.ConfigCommand] = [
+        commands.ChangeTree(TREE, put(values)) for values in (*VALUES[:4], {"acl_required": False})
+    ]
     for pool in PLACES:
-        made += [ChangePool(TREE, pool, put(values)) for values in VALUES]
-        made += [ChangePool(TREE, pool, put({"parent_name": parent})) for parent in POOLS]
-        made += [MovePool(TREE, pool, parent, name) for parent in POOLS for name in (pool, "n")]
-        made += [RemovePool(TREE, pool, is_recursive) for is_recursive in (False, True)]
+        made += [commands.ChangePool(TREE, pool, put(values)) for values in VALUES]
+        made += [commands.ChangePool(TREE, pool, put({"parent_name": parent})) for parent in POOLS]
+        made += [commands.MovePool(TREE, pool, parent, name) for parent in POOLS for name in (pool, "n")]
+        made += [commands.RemovePool(TREE, pool, is_recursive) for is_recursive in (False, True)]
         given = {"strong_guarantee_resources": {"cpu": 1}}
-        made += [TransferPoolResources(TREE, pool, other, given) for other in PLACES]
+        made += [commands.TransferPoolResources(TREE, pool, other, given) for other in PLACES]
     for parent in POOLS:
-        made += [CreatePool(TREE, "n", parent, values) for values in ({}, *VALUES)]
+        made += [commands.CreatePool(TREE, "n", parent, values) for values in ({}, *VALUES)]
     return made
 
 
@@ -182,13 +174,13 @@ COMMANDS = every_command()
 FILES = 30
 
 
-def allowed_changes(world: World, user: User) -> Iterator[tuple[ConfigCommand, TreeConfig]]:
+def allowed_changes(world: World, user: User) -> Iterator[tuple[commands.ConfigCommand, TreeConfig]]:
     """Each command that the user may carry out, and the tree after it; nothing is changed."""
     config = world.state.config
     for command in COMMANDS:
         try:
             check(world.state, command, user)
-            outcome = apply(config, command, new_id=lambda: "made", nodes={})
+            outcome = commands.apply(config, command, new_id=lambda: "made", nodes={})
         except CommandError:
             continue
         event(type(command).__name__)
@@ -201,7 +193,7 @@ def allowed_files(world: World, user: User, random: Random) -> Iterator[tuple[Ap
         config = world.state.config
         for command in random.sample(COMMANDS, random.choice([2, 2, 3])):
             with contextlib.suppress(CommandError):
-                config = apply(config, command, new_id=lambda: f"made-{random.random()}", nodes={}).config
+                config = commands.apply(config, command, new_id=lambda: f"made-{random.random()}", nodes={}).config
         if TREE not in config.trees:
             continue
         file = ApplyTree(TREE, make_tables(config.trees[TREE]), prune=True)
@@ -252,7 +244,7 @@ def test_nobody_changes_lists_nor_gives_out_what_it_may_not(world, random):
         check_guarantees(held, new, command)
 
 
-def check_lists(held: Held, new: TreeConfig, command: ConfigCommand | ApplyTree) -> None:
+def check_lists(held: Held, new: TreeConfig, command: commands.ConfigCommand | ApplyTree) -> None:
     """Whoever changed a list, or what counts for a pool, administers it."""
     before, after, administered = held.lists, lists_of(new), held.administered
     changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
@@ -268,7 +260,7 @@ def check_lists(held: Held, new: TreeConfig, command: ConfigCommand | ApplyTree)
             assert administered & {was.name, *above(held.tree, was.name)}, command
 
 
-def check_guarantees(held: Held, new: TreeConfig, command: ConfigCommand | ApplyTree) -> None:
+def check_guarantees(held: Held, new: TreeConfig, command: commands.ConfigCommand | ApplyTree) -> None:
     """Whoever gave a pool more of what its parent has may write that parent."""
     for pool in new.pools.values():
         was = held.pools.get(pool.id)
@@ -304,12 +296,12 @@ def given_to(pool: PoolConfig) -> tuple[float, float]:
 @given(teams())
 def test_a_file_with_one_change_needs_the_rights_of_that_change(world):
     for command in COMMANDS:
-        if isinstance(command, TransferPoolResources):
+        if isinstance(command, commands.TransferPoolResources):
             continue  # as single changes these are others: they need no right to the pools themselves
-        if isinstance(command, CreatePool) and None in command.attributes.values():
+        if isinstance(command, commands.CreatePool) and None in command.attributes.values():
             continue  # a file cannot say what is not there
         try:
-            outcome = apply(world.state.config, command, new_id=lambda: "made", nodes={})
+            outcome = commands.apply(world.state.config, command, new_id=lambda: "made", nodes={})
         except CommandError:
             continue
         if outcome.changed:

@@ -11,22 +11,9 @@ from hypothesis import strategies as st
 from scheduler_builders import records_of
 
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
+from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
 from cpumond.scheduler.settings.changes import compare_configs
-from cpumond.scheduler.settings.commands import (
-    ChangePool,
-    ChangeTree,
-    ConfigCommand,
-    CreatePool,
-    CreateTree,
-    MovePool,
-    RemovePool,
-    RemoveTree,
-    SetDefaultTree,
-    TransferPoolResources,
-    apply,
-    check_nodes,
-)
 from cpumond.scheduler.settings.records import RecordKey, changed_records, load_config
 from cpumond.scheduler.settings.validation import validate_tree
 
@@ -108,10 +95,10 @@ def tree_edits(draw: st.DrawFn) -> tuple[Edit, ...]:
     return (*edits, *draw(st.lists(st.sampled_from([Edit(("config",)), Edit(("nodes_filter",))]), max_size=1)))
 
 
-CREATIONS = st.builds(CreatePool, TREES, NAMES, PARENTS, attributes(POOL_ATTRIBUTES), st.booleans())
-MOVES = NAMES.flatmap(lambda name: st.builds(MovePool, TREES, st.just(name), PARENTS, st.just(name) | NAMES))
+CREATIONS = st.builds(commands.CreatePool, TREES, NAMES, PARENTS, attributes(POOL_ATTRIBUTES), st.booleans())
+MOVES = NAMES.flatmap(lambda name: st.builds(commands.MovePool, TREES, st.just(name), PARENTS, st.just(name) | NAMES))
 TRANSFERS = st.builds(
-    TransferPoolResources,
+    commands.TransferPoolResources,
     TREES,
     NAMES,
     NAMES,
@@ -125,8 +112,8 @@ TRANSFERS = st.builds(
     )
     | st.fixed_dictionaries({"strong_guarantee_resources": AMOUNTS}),
 )
-CHANGES = st.builds(ChangePool, TREES, NAMES, pool_edits())
-COMMANDS: st.SearchStrategy[ConfigCommand] = st.one_of(
+CHANGES = st.builds(commands.ChangePool, TREES, NAMES, pool_edits())
+COMMANDS: st.SearchStrategy[commands.ConfigCommand] = st.one_of(
     CREATIONS,
     CHANGES,
     CHANGES,
@@ -134,19 +121,19 @@ COMMANDS: st.SearchStrategy[ConfigCommand] = st.one_of(
     MOVES,
     TRANSFERS,
     TRANSFERS,
-    st.builds(RemovePool, TREES, NAMES, st.booleans()),
-    st.builds(CreateTree, TREES, attributes(TREE_ATTRIBUTES), st.booleans()),
-    st.builds(ChangeTree, TREES, tree_edits()),
-    st.builds(RemoveTree, TREES, st.sampled_from([False, False, False, True])),
-    st.builds(SetDefaultTree, TREES),
+    st.builds(commands.RemovePool, TREES, NAMES, st.booleans()),
+    st.builds(commands.CreateTree, TREES, attributes(TREE_ATTRIBUTES), st.booleans()),
+    st.builds(commands.ChangeTree, TREES, tree_edits()),
+    st.builds(commands.RemoveTree, TREES, st.sampled_from([False, False, False, True])),
+    st.builds(commands.SetDefaultTree, TREES),
 )
 START = (
-    CreateTree("t", {"nodes_filter": "x"}),
-    CreatePool("t", "a", ROOT_POOL, {"strong_guarantee_resources": {"cpu": 10, "memory": 10}}),
-    CreatePool("t", "b", "a", {"min_share_resources": {"cpu": 5}, "max_operation_count": 3}),
-    CreatePool("t", "c", "a", {"integral_guarantees": {}}),
-    CreatePool("t", "d", ROOT_POOL, {"strong_guarantee_resources": {"cpu": 4}}),
-    CreatePool("t", "f", "d", {"min_share_resources": {"cpu": 2}}),
+    commands.CreateTree("t", {"nodes_filter": "x"}),
+    commands.CreatePool("t", "a", ROOT_POOL, {"strong_guarantee_resources": {"cpu": 10, "memory": 10}}),
+    commands.CreatePool("t", "b", "a", {"min_share_resources": {"cpu": 5}, "max_operation_count": 3}),
+    commands.CreatePool("t", "c", "a", {"integral_guarantees": {}}),
+    commands.CreatePool("t", "d", ROOT_POOL, {"strong_guarantee_resources": {"cpu": 4}}),
+    commands.CreatePool("t", "f", "d", {"min_share_resources": {"cpu": 2}}),
 )
 
 
@@ -183,14 +170,14 @@ def is_above(config: Config, tree: str, one: str, other: str) -> bool:
 
 @examples(80)
 @given(st.lists(COMMANDS, min_size=10, max_size=25), st.randoms(use_true_random=False))
-def test_sequences_of_commands(commands: list[ConfigCommand], random: Any) -> None:
+def test_sequences_of_commands(sequence: list[commands.ConfigCommand], random: Any) -> None:
     ids = (f"{number:x}-0-0-1" for number in itertools.count(1))
     config = Config(MappingProxyType({}))
     records: dict[RecordKey, Any] = stored(config)
-    for number, command in enumerate((*START, *commands)):
+    for number, command in enumerate((*START, *sequence)):
         before = stored(config)
         try:
-            outcome = apply(config, command, new_id=lambda: next(ids), nodes=NODES)
+            outcome = commands.apply(config, command, new_id=lambda: next(ids), nodes=NODES)
         except CommandError as error:
             sentence = str(error)
         else:
@@ -211,7 +198,7 @@ def test_sequences_of_commands(commands: list[ConfigCommand], random: Any) -> No
             assert tree.settings == read_tree(tree.attributes)
             for pool in tree.pools.values():
                 assert pool.settings == read_pool(pool.attributes)
-        check_nodes(new, NODES)
+        commands.check_nodes(new, NODES)
         assert new.default_tree in ("", *new.trees)
 
         for kind, key, record in changed_records(config, new):
@@ -228,11 +215,22 @@ def test_sequences_of_commands(commands: list[ConfigCommand], random: Any) -> No
         assert all(list(loaded.trees[name].pools) == list(new.trees[name].pools) for name in new.trees)
 
         old_pools, new_pools = pools_of(config), pools_of(new)
-        if isinstance(command, (MovePool, ChangePool, TransferPoolResources, ChangeTree, SetDefaultTree)):
+        if isinstance(
+            command,
+            (
+                commands.MovePool,
+                commands.ChangePool,
+                commands.TransferPoolResources,
+                commands.ChangeTree,
+                commands.SetDefaultTree,
+            ),
+        ):
             assert set(old_pools) == set(new_pools)
-        if isinstance(command, (RemovePool, CreatePool, ChangeTree, SetDefaultTree)):
+        if isinstance(
+            command, (commands.RemovePool, commands.CreatePool, commands.ChangeTree, commands.SetDefaultTree)
+        ):
             assert all(old_pools[key] is new_pools[key] for key in old_pools.keys() & new_pools.keys())
-        if isinstance(command, TransferPoolResources):
+        if isinstance(command, commands.TransferPoolResources):
             name, source, destination = command.tree, command.source, command.destination
             if not is_above(new, name, source, destination) and not is_above(new, name, destination, source):
                 assert abs(promised(new, name) - promised(config, name)) < 1e-9

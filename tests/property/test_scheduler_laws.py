@@ -256,8 +256,7 @@ class Life(RuleBasedStateMachine):
     def use_cpu_time(self, data: st.DataObject, seconds: float) -> None:
         node = self.pick_busy(data)
         job = node.jobs[self.pick(node.jobs, data)]
-        before = job.cpu_seconds or 0.0
-        job.cpu_seconds = max(before + seconds, 0.0)
+        job.cpu_seconds = max((job.cpu_seconds or 0.0) + seconds, 0.0)
         job.reclaimed_cpu_seconds = job.cpu_seconds / 2
         self.used_cpu_s += max(seconds, 0.0)
 
@@ -308,8 +307,7 @@ class Life(RuleBasedStateMachine):
     def heartbeats_overtake_the_store(self, data: st.DataObject) -> None:
         """Two heartbeats arrive before what the first one ended is written."""
         world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
-        receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(2)]
-        for receipt in receipts:
+        for receipt in [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(2)]:
             world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
         world.store_starts()  # of jobs that were adopted
 
@@ -353,8 +351,7 @@ class Life(RuleBasedStateMachine):
     def die_in_a_heartbeat(self, data: st.DataObject, is_stored: bool) -> None:
         """Killed before or after the write that stores what this heartbeat starts, and before its answer."""
         world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
-        receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
-        if receipt.accepted:
+        if heartbeats.receive(world.state, node.heartbeat(), world.now).accepted:
             dispatch.schedule(world.state, node.id, world.now, world.new_id)
             if is_stored:
                 world.store_starts()

@@ -16,20 +16,9 @@ from test_undo_laws import kept, raw, take_back
 
 from cpumond.cli.scheduler.tree_text import Form, read_tree_text, write_tree
 from cpumond.scheduler.model import CommandError, Config, TreeConfig
-from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings import commands, tree_file
 from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.settings.tree_file import (
-    ApplyTree,
-    PoolTable,
-    Table,
-    TreeTables,
-    list_changes,
-    make_tables,
-    make_target,
-    read_table,
-    revision_of,
-)
 
 many = examples(100)
 IDS = (f"{number:x}-0-0-1" for number in itertools.count(1))
@@ -53,23 +42,23 @@ def configs(draw: st.DrawFn) -> Config:
     return config
 
 
-def do(config: Config, tables: TreeTables, **more: object) -> Config:
-    made = make_target(config, ApplyTree("t", tables, **more), new_id)  # type: ignore[arg-type]
+def do(config: Config, tables: tree_file.TreeTables, **more: object) -> Config:
+    made = tree_file.make_target(config, tree_file.ApplyTree("t", tables, **more), new_id)  # type: ignore[arg-type]
     return commands.check(config, made, nodes={}).config
 
 
 def content(tree: TreeConfig) -> bytes:
     """All that a tree says, but ids; an amount of 2.0 that was set by its path is 2."""
-    tables = make_tables(tree, with_ids=False)
+    tables = tree_file.make_tables(tree, with_ids=False)
     assert tables.own is not None
-    pools = [[pool.name, pool.parent, read_table("pool", pool, "")[0]] for pool in tables.pools or ()]
-    return msgspec.json.encode([read_table("tree", tables.own, "")[0], pools], order="deterministic")
+    pools = [[pool.name, pool.parent, tree_file.read_table("pool", pool, "")[0]] for pool in tables.pools or ()]
+    return msgspec.json.encode([tree_file.read_table("tree", tables.own, "")[0], pools], order="deterministic")
 
 
 @many
 @given(configs(), configs())
 def test_the_file_of_one_tree_makes_another_one_like_it(one: Config, other: Config) -> None:
-    tables = make_tables(one.trees["t"], with_ids=False)
+    tables = tree_file.make_tables(one.trees["t"], with_ids=False)
     made = do(other, tables, prune=True)
     assert content(made.trees["t"]) == content(one.trees["t"])
     assert do(made, tables, prune=True) is made
@@ -84,7 +73,7 @@ def test_the_file_of_one_tree_makes_another_one_like_it(one: Config, other: Conf
 @many
 @given(configs(), configs())
 def test_without_prune_no_pool_goes_and_those_of_the_file_are_as_it_says(one: Config, other: Config) -> None:
-    tables = make_tables(one.trees["t"], with_ids=False)
+    tables = tree_file.make_tables(one.trees["t"], with_ids=False)
     try:
         made = do(other, tables).trees["t"]
     except CommandError as refusal:  # those that stay may not fit below what the file says
@@ -95,22 +84,22 @@ def test_without_prune_no_pool_goes_and_those_of_the_file_are_as_it_says(one: Co
     assert set(made.pools) == set(before) | {table.name for table in tables.pools or ()}
     for table in tables.pools or ():
         assert msgspec.structs.asdict(table) == msgspec.structs.asdict(
-            next(each for each in make_tables(made, with_ids=False).pools or () if each.name == table.name)
+            next(each for each in tree_file.make_tables(made, with_ids=False).pools or () if each.name == table.name)
         )
 
 
 @many
 @given(configs(), configs(), st.booleans())
 def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, prune: bool) -> None:
-    command = ApplyTree("t", make_tables(one.trees["t"], with_ids=False), prune)
+    command = tree_file.ApplyTree("t", tree_file.make_tables(one.trees["t"], with_ids=False), prune)
     alone = replace(other, trees=MappingProxyType({"t": other.trees["t"]}), default_tree="")
     try:
-        made = commands.check(alone, make_target(alone, command, new_id), nodes={})
+        made = commands.check(alone, tree_file.make_target(alone, command, new_id), nodes={})
     except CommandError as refusal:
         with pytest.raises(CommandError, match=re.escape(str(refusal))):
-            list_changes(make_tables(other.trees["t"]), command)
+            tree_file.list_changes(tree_file.make_tables(other.trees["t"]), command)
         return
-    changes, warnings = list_changes(make_tables(other.trees["t"]), command)
+    changes, warnings = tree_file.list_changes(tree_file.make_tables(other.trees["t"]), command)
     found, expected = (
         {msgspec.json.encode(each, order="deterministic") for each in told}
         for told in (changes, compare_configs(alone, made.config))
@@ -123,14 +112,13 @@ def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, pru
 @given(configs(), FORMS, st.booleans(), st.booleans())
 def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool, prune: bool) -> None:
     tree = config.trees["t"]
-    tables = make_tables(tree, with_ids=ids)
-    text = write_tree("t", tables, form)
+    text = write_tree("t", tree_file.make_tables(tree, with_ids=ids), form)
     assert text == write_tree(
-        "t", make_tables(commands.with_pools(tree, reversed(tree.pools.values())), with_ids=ids), form
+        "t", tree_file.make_tables(commands.with_pools(tree, reversed(tree.pools.values())), with_ids=ids), form
     )
     told = read_tree_text(text, "a file", form)
     assert told.tree == "t"
-    sent = msgspec.json.decode(msgspec.json.encode(told.tables), type=TreeTables)
+    sent = msgspec.json.decode(msgspec.json.encode(told.tables), type=tree_file.TreeTables)
     assert do(config, sent, prune=prune) is config
 
 
@@ -147,8 +135,8 @@ def test_any_attribute_comes_back_from_a_file(attributes: dict[str, object], for
         ).config
     except CommandError:
         assume(False)
-    text = write_tree("t", make_tables(config.trees["t"]), form)
-    sent = msgspec.json.decode(msgspec.json.encode(read_tree_text(text, "f", form).tables), type=TreeTables)
+    text = write_tree("t", tree_file.make_tables(config.trees["t"]), form)
+    sent = msgspec.json.decode(msgspec.json.encode(read_tree_text(text, "f", form).tables), type=tree_file.TreeTables)
     assert do(config, sent, prune=True) is config
 
 
@@ -156,51 +144,49 @@ def test_any_attribute_comes_back_from_a_file(attributes: dict[str, object], for
 @given(configs(), configs(), st.booleans())
 def test_what_is_applied_is_taken_back_in_one_step(one: Config, other: Config, prune: bool) -> None:
     try:
-        made = do(other, make_tables(one.trees["t"], with_ids=False), prune=prune)
+        made = do(other, tree_file.make_tables(one.trees["t"], with_ids=False), prune=prune)
     except CommandError:
         return
-    back = take_back(made, kept(other, made), new_id, {}).config
-    assert raw(back) == raw(other)
+    assert raw(take_back(made, kept(other, made), new_id, {}).config) == raw(other)
 
 
 @many
 @given(configs(), st.data())
 def test_pools_are_renamed_and_moved_by_their_ids_and_that_is_taken_back(config: Config, data: st.DataObject) -> None:
     tree = config.trees["t"]
-    pools = list(make_tables(tree).pools or ())
+    pools = list(tree_file.make_tables(tree).pools or ())
     names = data.draw(st.permutations([pool.name for pool in pools]))
     renamed = dict(zip((pool.name for pool in pools), names, strict=True)) | {"<Root>": "<Root>"}
     tables = tuple(
         msgspec.structs.replace(pool, name=renamed[pool.name], parent=renamed[pool.parent]) for pool in pools
     )
     try:
-        made = do(config, TreeTables(None, tables), prune=data.draw(st.booleans()))
+        made = do(config, tree_file.TreeTables(None, tables), prune=data.draw(st.booleans()))
     except CommandError:  # default_parent_pool may be another one now, and so on
         return
     assert {pool.id: pool.name for pool in made.trees["t"].pools.values()} == {
         pool.id: renamed[pool.name] for pool in tree.pools.values()
     }
-    back = take_back(made, kept(config, made), new_id, {}).config
-    assert raw(back) == raw(config)
+    assert raw(take_back(made, kept(config, made), new_id, {}).config) == raw(config)
 
 
 @many
 @given(configs(), configs())
 def test_a_revision_differs_exactly_when_the_tree_does(one: Config, other: Config) -> None:
     first, second = one.trees["t"], other.trees["t"]
-    assert revision_of(first) != revision_of(second), "they have other ids"
-    made = do(one, make_tables(second, with_ids=False), prune=True).trees["t"]
-    assert (revision_of(made) == revision_of(first)) == (content(made) == content(first))
+    assert tree_file.revision_of(first) != tree_file.revision_of(second), "they have other ids"
+    made = do(one, tree_file.make_tables(second, with_ids=False), prune=True).trees["t"]
+    assert (tree_file.revision_of(made) == tree_file.revision_of(first)) == (content(made) == content(first))
 
 
 WRONG = st.sampled_from(
     [
-        PoolTable(name="a", options={"weihgt": 1}),
-        PoolTable(name="a", options={"weight": -1}),
-        PoolTable(name="new", attributes={"weight": 1}),
-        PoolTable(name="new", parent="nowhere"),
-        PoolTable(name="b", options={"strong_guarantee_resources": {"cpu": 1e9}}, parent="a"),
-        PoolTable(name="<Root>"),
+        tree_file.PoolTable(name="a", options={"weihgt": 1}),
+        tree_file.PoolTable(name="a", options={"weight": -1}),
+        tree_file.PoolTable(name="new", attributes={"weight": 1}),
+        tree_file.PoolTable(name="new", parent="nowhere"),
+        tree_file.PoolTable(name="b", options={"strong_guarantee_resources": {"cpu": 1e9}}, parent="a"),
+        tree_file.PoolTable(name="<Root>"),
     ]
 )
 
@@ -208,7 +194,7 @@ WRONG = st.sampled_from(
 @many
 @given(st.lists(COMMANDS, min_size=3, max_size=10), WRONG, st.booleans(), st.integers(0, 5))
 def test_a_file_with_one_mistake_changes_nothing(
-    made: list[ConfigCommand], wrong: PoolTable, prune: bool, place: int
+    made: list[ConfigCommand], wrong: tree_file.PoolTable, prune: bool, place: int
 ) -> None:
     world = World()
     for command in (*START, *made):
@@ -217,11 +203,15 @@ def test_a_file_with_one_mistake_changes_nothing(
         except CommandError:
             continue
     assume("t" in world.state.config.trees)
-    pools = [PoolTable(name=name, options={"weight": 7}) for name in "abcde" if name != wrong.name]
+    pools = [tree_file.PoolTable(name=name, options={"weight": 7}) for name in "abcde" if name != wrong.name]
     pools.insert(place, wrong)
     before = describe(world.state)
     try:
-        world.do(ApplyTree("t", TreeTables(Table(options={"nodes_filter": "z"}), tuple(pools)), prune=prune))
+        world.do(
+            tree_file.ApplyTree(
+                "t", tree_file.TreeTables(tree_file.Table(options={"nodes_filter": "z"}), tuple(pools)), prune=prune
+            )
+        )
     except CommandError:
         assert describe(world.state) == before
     else:

@@ -148,8 +148,7 @@ def test_a_life_of_changes_and_the_way_back_are_legal_at_every_step(limits, orig
         target = compute_quota_target(cores, original, cap_of(parent))
         now = run(now, target.settings, parent)
         assert now == target.settings
-    restored = choose_restore(now, original, ("quota",))
-    assert run(now, restored, parent) == original
+    assert run(now, choose_restore(now, original, ("quota",)), parent) == original
 
 
 @many

@@ -28,9 +28,7 @@ def main() -> int:
     parser.add_argument("--guarantees", action="store_true", help="long jobs take what is guaranteed to others")
     parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
-    parser.add_argument(
-        "--bad-host", action="store_true", dest="has_bad_host", help="one host fails all its jobs again and again"
-    )
+    parser.add_argument("--bad-host", action="store_true", dest="has_bad_host", help="one host fails all its jobs")
     parser.add_argument("--backfills", action="store_true", help="room kept for gangs is used until then")
     parser.add_argument("--bursts", action="store_true", help="operations are submitted several at once")
     parser.add_argument("--retries", type=float, default=0.0, help="the part of operations with a retry policy")

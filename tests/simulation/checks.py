@@ -21,16 +21,8 @@ from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
 from cpumond.scheduler.model.failures import FAILED_JOBS_LIMIT_EXCEEDED
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
-from cpumond.scheduler.settings.operations import (
-    AbandonJob,
-    AbortJob,
-    AbortOperation,
-    CompleteOperation,
-    PatchOperation,
-    StartOperation,
-    SuspendOperation,
-)
 from cpumond.scheduler.settings.retries import parse_rule
 from cpumond.scheduler.settings.spec_patch import MAX_FAILED
 from cpumond.scheduler.state import State, gangs, lifecycle
@@ -161,16 +153,12 @@ class Ledger:
                 self.note("switched", process.operation_id, incarnation)
         given_up = self.abandoned.get((process.operation_id, incarnation, told["YT_JOB_COOKIE"]))
         is_of_before = new in self.stopped or self.job_states.get(new) in GIVEN_UP
-        self.check(
-            given_up is None or is_of_before, f"job {new} begins the work that was abandoned with job {given_up}"
-        )
+        self.check(given_up is None or is_of_before, f"job {new} begins the work abandoned with job {given_up}")
         for job_id, (host, other) in self.living.items():
             if other.operation_id != process.operation_id or job_id == new or self.job_states.get(job_id) in GIVEN_UP:
                 continue
             of_other = other.launch.environment
-            where = (
-                f"job {new} of operation {process.operation_id} begins while job {job_id} works on {host.name}, with"
-            )
+            where = f"job {new} of operation {process.operation_id} begins while {job_id} works on {host.name}, with"
             self.check(of_other["YT_JOB_COOKIE"] != told["YT_JOB_COOKIE"], f"{where} the same cookie")
             self.check(of_other.get("YT_OPERATION_INCARNATION", "") == incarnation, f"{where} another incarnation")
             self.check(not rank or of_other.get("YT_GANG_RANK", "") != rank, f"{where} the same rank {rank}")
@@ -261,23 +249,23 @@ class Ledger:
             record is not None,
             f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored",
         )
-        if isinstance(command, StartOperation):
+        if isinstance(command, operations.StartOperation):
             self.acknowledged_starts[operation_id] = None
-        elif isinstance(command, SuspendOperation) and command.abort_running_jobs:
+        elif isinstance(command, operations.SuspendOperation) and command.abort_running_jobs:
             # Of what runs now, nothing may go on.
             for job_id, (_, process) in self.living.items():
                 if process.operation_id == operation_id and job_id in self.stopped:
                     self.aborted[job_id] = None
-        elif isinstance(command, AbortJob):
+        elif isinstance(command, operations.AbortJob):
             self.aborted[command.job_id] = None
-        elif isinstance(command, AbandonJob):
+        elif isinstance(command, operations.AbandonJob):
             self._job_abandoned(command.job_id)
-        elif isinstance(command, PatchOperation) and record is not None:
+        elif isinstance(command, operations.PatchOperation) and record is not None:
             shown = {"/tasks/t/job_count": record.tasks[0].job_count, MAX_FAILED: record.max_failed_job_count}
             for each in command.patches:
                 is_stored = shown[each["path"]] == each["value"]
                 self.check(is_stored, f"a change of {each['path']} of {operation_id} was acknowledged, not stored")
-        elif isinstance(command, AbortOperation | CompleteOperation) and record is not None:
+        elif isinstance(command, operations.AbortOperation | operations.CompleteOperation) and record is not None:
             self.acknowledged_ends[operation_id] = None
             self.check(record.is_finished, f"the end of operation {operation_id} was acknowledged and is not stored")
 
@@ -292,7 +280,7 @@ class Ledger:
     def refused(self, command: Command, body: bytes) -> None:
         self.note("refused", type(command).__name__)
         is_full = b"Limit for the number of" in body
-        self.check(not isinstance(command, StartOperation) or is_full, f"a start was refused: {body.decode()}")
+        self.check(not isinstance(command, operations.StartOperation) or is_full, f"refused a start: {body.decode()}")
 
     def gave_up(self, command: Command) -> None:
         self.note("gave up", type(command).__name__)
@@ -302,9 +290,7 @@ class Ledger:
     def written(self, changes: Sequence[Change], rows: Sequence[Row], term: int) -> None:
         """Is about to be: entries of the log come with the changes that they tell of."""
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
-        self.check(
-            not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
-        )
+        self.check(not self.sees_terms or term == self.database.term, f"term {term} wrote, {self.database.term} led")
         stored = [row.value for row in rows] + [value for _, _, value in changes if value is not None]
         self.check(not any(SECRET.encode() in each for each in stored), "a secret is stored as it is")
         for row in rows:
@@ -380,9 +366,7 @@ class Ledger:
 
     def _entry_written(self, row: Row) -> None:
         before = self.database.log.rows.get(row.number)
-        self.check(
-            before is None or before == row, f"entry {row.number} of the log was written, another has its number"
-        )
+        self.check(before is None or before == row, f"entry {row.number} of the log is written, another has its number")
         for subject in row.subjects:
             kind, _, mutation_id = subject.partition(":")
             if kind == "user" and "kind:command" in row.subjects:
@@ -398,9 +382,7 @@ class Ledger:
         ]  # fmt: skip
         self.check(len(logged) == len(set(logged)), "a command is logged twice")
         for mutation_id in self.acknowledged_mutations.keys() - set(logged):
-            self.check(
-                False, f"a {self.acknowledged_mutations[mutation_id]} was acknowledged, and is not logged any more"
-            )
+            self.check(False, f"a {self.acknowledged_mutations[mutation_id]} was acknowledged and is logged no more")
 
     def _operation_written(self, key: str, value: bytes | None) -> None:
         before = self.operations.get(key)
@@ -417,9 +399,7 @@ class Ledger:
             self._retries_written(before, after)
         for name, counts in before.counts.items() if before.incarnation == after.incarnation else ():
             now = after.counts.get(name)
-            self.check(
-                now is not None and now.completed >= counts.completed, f"operation {key}: completed jobs were uncounted"
-            )
+            self.check(now is not None and now.completed >= counts.completed, f"operation {key} uncounted jobs")
 
     def _check_blame(self, before: OperationRecord, after: OperationRecord) -> None:
         """Failures on one node alone end no operation that could run on another one: not before three times as many as
@@ -447,18 +427,14 @@ class Ledger:
             most = rule.times if is_gang else rule.per_operation
             self.check(count <= most, f"operation {after.id}: rule {text} started {count} jobs again")
         for text, count in before.retried.counts.items():
-            self.check(
-                after.retried.counts.get(text, 0) >= count, f"operation {after.id}: retries by {text} are forgotten"
-            )
+            self.check(after.retried.counts.get(text, 0) >= count, f"operation {after.id} forgot retries by {text}")
         for cookie, retry in places.items():
             if retry != before.retried.places.get(task.name, {}).get(cookie):
                 self.retried.pop((after.id, cookie), None)
             for text, count in retry.used.items():
                 is_within = count <= parse_rule(text).times
                 self.check(is_within, f"operation {after.id}: {text} started job {cookie} again {count} times")
-            self.check(
-                retry.memory <= bound, f"operation {after.id}: job {cookie} gets {retry.memory} bytes of {bound}"
-            )
+            self.check(retry.memory <= bound, f"job {cookie} of {after.id} gets {retry.memory} bytes of {bound}")
         lost = before.retried.places.get(task.name, {}).keys() - places.keys()
         completed = [each.counts[task.name].completed if task.name in each.counts else 0 for each in (before, after)]
         is_done = completed[1] - completed[0] >= len(lost) or before.incarnation != after.incarnation
@@ -498,8 +474,7 @@ class Ledger:
             lent = [job for node in kept.rooms for job in list_backfilled(node)] if kept is not None else []
             for job in lent:
                 self.note("lent", job.id)
-                task = job.task
-                is_right = not job.element.operation.record.is_gang and not task.fail_on_job_restart
+                is_right = not job.element.operation.record.is_gang and not job.task.fail_on_job_restart
                 self.check(is_right, f"job {job.id} is backfilled, and must not be stopped")
             if kept is None or not lent or not may_take_back(kept.element):
                 return

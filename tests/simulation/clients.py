@@ -145,8 +145,7 @@ class Client:
             spec["secure_vault"] = {"word": SECRET + spec["title"]}
         if self.options.gangs and rng.random() < self.options.gangs:
             spec.pop("fail_on_job_restart", None)
-            size = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}
-            task["gang_options"] = size
+            task["gang_options"] = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}
             spec["max_failed_job_count"] = 100
         if self.options.retries and rng.random() < self.options.retries:
             spec.pop("fail_on_job_restart", None)

@@ -31,9 +31,7 @@ class Session:
 class Database:
     """The engine. ``now``: its wall clock, ``charge`` takes the seconds a call lasts."""
 
-    def __init__(
-        self, now: Callable[[], float] = lambda: 0.0, charge: Callable[[float], None] = lambda _: None
-    ) -> None:
+    def __init__(self, now: Callable[[], float] = lambda: 0, charge: Callable[[float], None] = lambda _: None) -> None:
         self.records: dict[tuple[str, str], bytes] = {}
         self.log = MemoryLog()
         self.term = 0

@@ -115,8 +115,7 @@ class Faults:
         self.events.world_loop.call_at(self.world.options.faults_until_s, self._end)
 
     def _wait(self) -> None:
-        delay_s = self.rng.expovariate(1.0 / self.world.mood.fault_every_s)
-        self.events.world_loop.call_later(delay_s, self._strike)
+        self.events.world_loop.call_later(self.rng.expovariate(1.0 / self.world.mood.fault_every_s), self._strike)
 
     def _strike(self) -> None:
         if self.events.now >= self.world.options.faults_until_s:

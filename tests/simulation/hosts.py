@@ -92,8 +92,7 @@ class Host:
             self._push(NotStarted(launch.job_id, "there is no working directory"))
             return
         rng = self.events.rng
-        operation_id = launch.environment["CPUMOND_OPERATION_ID"]
-        process = Process(launch, operation_id, self.wall_s(), rng.random() < 0.7)
+        process = Process(launch, launch.environment["CPUMOND_OPERATION_ID"], self.wall_s(), rng.random() < 0.7)
         self.processes[launch.job_id] = process
         self.watch.started(self, process)
         seconds, code = (0.0, 1.0) if self.fails else (float(each) for each in launch.argv[-2:])

@@ -94,8 +94,7 @@ class ReignApp:
                 return Change(MUTATION, f"{USER} {mutation_id}", msgspec.json.encode(entry))
 
             # Each in the name of a user of its own, by which its entry in the log is known.
-            done = await self.scheduler.execute(command, mutation_id, remember)
-            return {"id": done.id}
+            return {"id": (await self.scheduler.execute(command, mutation_id, remember)).id}
 
         return await self.replies.run(USER, mutation_id, "command", work)
 
@@ -148,8 +147,7 @@ class SchedulerProcess:
 
     def _open_reign(self, store: Store) -> tuple[Scheduler, App]:
         scheduler = Scheduler(RULES, store, MachineClock(self.machine), 1.0, self._new_id)
-        term = self.leading.lead.term
-        self.watch.loaded(self, term, scheduler)
+        self.watch.loaded(self, self.leading.lead.term, scheduler)
         return scheduler, ReignApp(scheduler)
 
     async def handle(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:

@@ -160,8 +160,7 @@ def test_a_call_in_a_thread_takes_what_it_charges(told):
 
 
 def test_an_exception_that_nobody_takes_is_told(told):
-    loop = told.process("unlucky")
-    loop.call_later(1.0, lambda: 1 / 0)
+    told.process("unlucky").call_later(1.0, lambda: 1 / 0)
     told.events.run(2)
     (problem,) = told.events.problems
     assert problem.startswith("unlucky")

@@ -54,9 +54,7 @@ WORLDS = [
         pytest.param(Options(retries=0.7), 63, id="a job that was told to stop before all were aborted went on")
         for _ in range(WHOLE)
     ),
-    pytest.param(
-        Options(backfills=True, retries=0.3), 2033, id="a job in kept room had the memory that a retry of another got"
-    ),
+    pytest.param(Options(backfills=True, retries=0.3), 2033, id="a job in kept room had the memory of another's retry"),
     *(
         pytest.param(Options(backfills=True, retries=0.3), 2345, id="a needless job went on after a take-over")
         for _ in range(WHOLE)

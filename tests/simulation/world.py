@@ -289,8 +289,7 @@ class World:
             elif agent.assigned.problem:
                 problems.append(f"{host.name} offers nothing: {agent.assigned.problem}")
             if agent is not None:
-                known = set(agent.assigned.jobs)
-                left = sorted(known - set(state.jobs))
+                left = sorted(set(agent.assigned.jobs) - set(state.jobs))
                 problems += [f"{host.name} still has job {job_id}, which no scheduler knows" for job_id in left]
         for job_id, (host, process) in ledger.living.items():
             if job_id not in state.jobs:
@@ -301,9 +300,7 @@ class World:
                 f"suspended {operation.record.suspended}, needs {operation.needed}, has {operation.active}"
             )
         if problems:
-            raise ViolationError(
-                f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}"
-            )
+            raise ViolationError(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s past faults: {problems}")
 
 
 def _most(amount: Vector, total: Vector) -> float:

@@ -100,8 +100,7 @@ def launcher(cgroups: Any, agent: AgentProcess) -> Iterator[Launcher]:
 
 def read_new(path: Path, offset: int) -> list[dict[str, Any]]:
     """The records that an agent has logged since the file was ``offset`` long; the last one may be cut."""
-    lines = path.read_bytes()[offset:].split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line.startswith(b"{")]
+    return [json.loads(line) for line in path.read_bytes()[offset:].split(b"\n")[:-1] if line.startswith(b"{")]
 
 
 def check_recalled(found: dict[str, Any], known: Learned | None) -> None:

@@ -4,20 +4,9 @@ of them wants little for a time."""
 import random
 from pathlib import Path
 
+import fairness
 import httpx2
 import pytest
-from fairness import (
-    GUARANTEED_CORES,
-    Measured,
-    Recorder,
-    Shape,
-    check_ends,
-    check_whole_run,
-    make_shape,
-    run_all,
-    run_cluster,
-    show,
-)
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
@@ -30,13 +19,13 @@ LULL_S = (14.0, 23.0)
 TOLERANCE = 0.10
 
 
-def make_shapes(seed: int) -> list[Shape]:
+def make_shapes(seed: int) -> list[fairness.Shape]:
     """100 operations: 42 and 21 in the pools without a guarantee, 37 in that with one."""
     rng = random.Random(seed)
-    shapes = [make_shape(rng, pool, rng.uniform(-36.0, 25.0)) for pool in ["double"] * 42 + ["single"] * 21]
-    shapes += [make_shape(rng, "sure", rng.uniform(-6.0, 3.0)) for _ in range(17)]
-    shapes += [make_shape(rng, "sure", rng.uniform(LULL_S[0] + 1.0, LULL_S[1]), jobs=(1, 1)) for _ in range(4)]
-    shapes += [make_shape(rng, "sure", LULL_S[1] + rng.uniform(-1.0, 1.0)) for _ in range(16)]
+    shapes = [fairness.make_shape(rng, pool, rng.uniform(-36.0, 25.0)) for pool in ["double"] * 42 + ["single"] * 21]
+    shapes += [fairness.make_shape(rng, "sure", rng.uniform(-6.0, 3.0)) for _ in range(17)]
+    shapes += [fairness.make_shape(rng, "sure", rng.uniform(LULL_S[0] + 1.0, LULL_S[1]), jobs=(1, 1)) for _ in range(4)]
+    shapes += [fairness.make_shape(rng, "sure", LULL_S[1] + rng.uniform(-1.0, 1.0)) for _ in range(16)]
     rng.shuffle(shapes)
     return sorted(shapes, key=lambda shape: shape.at_s)
 
@@ -46,26 +35,26 @@ def test_pools_use_what_they_deserve(tmp_path: Path, hierarchies: Hierarchies) -
     shapes = make_shapes(SEED)
     assert len(shapes) == 100
     with (
-        run_cluster(tmp_path, hierarchies) as cluster,
+        fairness.run_cluster(tmp_path, hierarchies) as cluster,
         httpx2.Client(base_url=cluster.url, trust_env=False, verify=False, timeout=60.0) as client,
     ):
-        recorder = Recorder(cluster, hierarchies, client)
-        run_all(recorder, shapes, RUN_S, LULL_S[0])
-        measured = Measured(recorder)
-        check_ends(recorder, measured)
+        recorder = fairness.Recorder(cluster, hierarchies, client)
+        fairness.run_all(recorder, shapes, RUN_S, LULL_S[0])
+        measured = fairness.Measured(recorder)
+        fairness.check_ends(recorder, measured)
     samples = recorder.samples
     last = len(samples) - 1
 
     lull = [
         number
         for number, sample in enumerate(samples)
-        if LULL_S[0] < sample.at_s < LULL_S[1] and sample.fair_share["sure"] < 0.8 * GUARANTEED_CORES["sure"]
+        if LULL_S[0] < sample.at_s < LULL_S[1] and sample.fair_share["sure"] < 0.8 * fairness.GUARANTEED_CORES["sure"]
     ]
     assert lull, "there was no time with little demand in the pool with the guarantee"
     first, end = lull[0], lull[-1]
-    show("before the lull", samples[: first + 1], measured.between(0, first))
-    lull_deviations, _ = show("in it", samples[first : end + 1], measured.between(first, end))
-    show("after it", samples[end:], measured.between(end, last))
-    tolerance = check_whole_run(recorder, measured, TOLERANCE)
+    fairness.show("before the lull", samples[: first + 1], measured.between(0, first))
+    lull_deviations, _ = fairness.show("in it", samples[first : end + 1], measured.between(first, end))
+    fairness.show("after it", samples[end:], measured.between(end, last))
+    tolerance = fairness.check_whole_run(recorder, measured, TOLERANCE)
     # What the pool with the guarantee leaves goes to the others.
     assert all(abs(lull_deviations[name]) < 1.5 * tolerance for name in ("double", "single"))

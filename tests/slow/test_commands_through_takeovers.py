@@ -14,7 +14,5 @@ def test_no_acknowledged_command_is_lost_and_none_is_done_twice(
     with shared_schedulers(tmp_path, database, 3) as schedulers:
         acknowledged, unknown = run_commands(schedulers, ROUNDS)
     with capsys.disabled():
-        print(
-            f"\nthree schedulers, {ROUNDS} losses of the leader: {acknowledged} commands acknowledged, {unknown} failed"
-        )
+        print(f"\n3 schedulers, {ROUNDS} losses of the leader: {acknowledged} commands acknowledged, {unknown} failed")
     assert acknowledged > 5 * ROUNDS, "too few to show anything"

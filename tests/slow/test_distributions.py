@@ -68,9 +68,7 @@ def wheel(tree: Path, sdist: Path, tools: Path, tmp_path_factory: pytest.TempPat
 def list_source(folder: str) -> set[str]:
     """The files of a folder of the checkout."""
     found = (path.relative_to(REPOSITORY) for path in (REPOSITORY / folder).rglob("*") if path.is_file())
-    return {
-        str(path) for path in found if not any(fnmatch(part, left) for part in path.parts for left in LEFT_BY_TOOLS)
-    }
+    return {str(path) for path in found if not any(fnmatch(part, out) for part in path.parts for out in LEFT_BY_TOOLS)}
 
 
 def read_wheel(wheel: Path) -> dict[str, bytes]:
@@ -139,7 +137,7 @@ def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
         assert done.returncode == 0, done.stderr
     (tools / "bin" / "pipx").write_text(f'#!/bin/sh\nPYTHONPATH={tools} exec {sys.executable} -m pipx "$@"\n')
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP", "UV_", "PYTHON"))}
-    environment = bare | {
+    settings = bare | {
         "HOME": str(home),
         "XDG_CACHE_HOME": f"{home}/.cache",
         "XDG_DATA_HOME": f"{home}/.local/share",
@@ -153,9 +151,7 @@ def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 
     def run(line: str) -> str:
         command = ["bash", "-c", line]
-        done = subprocess.run(
-            command, cwd=home, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
+        done = subprocess.run(command, cwd=home, env=settings, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

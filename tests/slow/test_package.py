@@ -170,8 +170,7 @@ def test_links_in_the_installed_documents_lead_somewhere(package: Path, tmp_path
     assert len(documents) >= 5
     for document in documents:
         text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
-        for target in targets:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text):
             assert "://" in target or (document.parent / target).exists(), (document.name, target)
 
 
@@ -225,9 +224,7 @@ def test_shadow_mode_decides_and_writes_nothing(facts: Facts) -> None:
     assert_quiet(editor)
     assert enable["code"] == 0, enable
     assert fact["decided_s"] is not None, fact
-    assert re.search(
-        r"\(would be\).*^two\.service +shadow +1\.00 +1\.00 +0\.", fact["status"], re.DOTALL | re.MULTILINE
-    )
+    assert re.search(r"(?ms)\(would be\).*^two\.service +shadow +1\.00 +1\.00 +0\.", fact["status"])
     assert "shadow" in fact["status_text"]
     assert fact["settings"] == ORIGINAL
 

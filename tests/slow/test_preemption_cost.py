@@ -17,5 +17,4 @@ def test_the_cheapest_first_loses_half_at_most_and_keeps_the_guarantee(savers):
         # Each record says what the job then has to do again.
         assert each.lost_hours == pytest.approx(each.really_lost_hours, rel=0.01)
     assert plain.preemptions > 50
-    faults = find_faults(plain, cheapest)
-    assert faults == [] or (savers < 1.0 and cheapest.lost_hours < plain.lost_hours)
+    assert find_faults(plain, cheapest) == [] or (savers < 1.0 and cheapest.lost_hours < plain.lost_hours)

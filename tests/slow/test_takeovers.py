@@ -47,9 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, needs_postgresql: None) -> It
 def test_killed_again_and_again(pair: Pair, capsys: pytest.CaptureFixture[str]):
     took = [kill_the_leader(pair) for _ in range(ROUNDS)]
     with capsys.disabled():
-        print(
-            f"\nkilled {ROUNDS} times: every node heard after {statistics.median(took):.2f} s, {max(took):.2f} at most"
-        )
+        print(f"\n{ROUNDS} kills: every node heard after {statistics.median(took):.2f} s, {max(took):.2f} at most")
 
 
 def test_stopped_again_and_again(pair: Pair, capsys: pytest.CaptureFixture[str]):
@@ -131,8 +129,7 @@ def test_a_leader_whose_session_is_ended_starts_nothing_more(tmp_path: Path, nee
 
             switch_to(cluster.schedulers[1])
             switch_to(cluster.schedulers[0])
-            agent = cluster.nodes[0]
-            refused = wait_until(lambda: agent.log_events("term_refused"), "the agent refuses an answer")
+            refused = wait_until(lambda: cluster.nodes[0].log_events("term_refused"), "the agent refuses an answer")
             assert "term" in refused[0]["error"]
 
             # It has an operation to start and a node for it, but whatever it decides it has to store first.

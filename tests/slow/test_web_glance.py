@@ -238,8 +238,7 @@ def test_the_own_work_says_what_holds_it(new_page, world):
     world.open(page, "#/")
     page.get_by_role("button", name="Menu").click()
     page.get_by_role("link", name="My work", exact=True).click()
-    table = page.get_by_role("region", name="Your operations that run or wait")
-    expect(table.get_by_role("row")).to_have_count(5)
+    expect(page.get_by_role("region", name="Your operations that run or wait").get_by_role("row")).to_have_count(5)
     for title, why in (
         ("Second", "pool queue is full"), ("Third", "number 2 in the queue"), ("First", "nothing"),
         ("Cut short", "resource limits of pool narrow"), ("Far too much", "for room on a node"),

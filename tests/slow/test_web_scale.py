@@ -113,8 +113,7 @@ def test_a_page_weighs_less_than_300_kb_up_to_its_first_row(large: SchedulerProc
 
 
 def test_only_the_rows_in_view_are_in_the_page_wherever_it_is_scrolled_to(large: SchedulerProcess, page: Page) -> None:
-    table = large.get("trees/default/pool_table")
-    names = names_of(depth_first(table))
+    names = names_of(depth_first(large.get("trees/default/pool_table")))
     assert len(names) == POOLS + 1
     open_page(large, page, "#/pools")
     check_rows(page, names)
@@ -124,9 +123,7 @@ def test_only_the_rows_in_view_are_in_the_page_wherever_it_is_scrolled_to(large:
     for step in range(1, 25):
         page.mouse.wheel(0, 1000)
         if step % 4 == 0:
-            page.wait_for_function(
-                "most => document.querySelector('main .table-scroll').scrollTop >= most", arg=1000 * step
-            )
+            page.wait_for_function("y => document.querySelector('main .table-scroll').scrollTop >= y", arg=1000 * step)
             check_rows(page, names)
     scroller = page.locator("main .table-scroll")
     for key, at_end in (("End", True), ("Home", False), ("End", True)):

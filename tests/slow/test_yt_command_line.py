@@ -262,8 +262,7 @@ def test_the_life_of_operations(world, yt, bindings, kind):
     for name in ("from", "to"):
         scheduler.create_pool(f"{kind}-{name}", max_running_operation_count=20)
     tasks = '{t={job_count=2;command="sleep 1";cpu_limit=2.;memory_limit=1000000}}'
-    spec = f'{{pool={kind}-from;title="для всех {kind}"}}'
-    start = ("vanilla", "--async", "--tasks", tasks, "--spec", spec)
+    start = ("vanilla", "--async", "--tasks", tasks, "--spec", f'{{pool={kind}-from;title="для всех {kind}"}}')
     raw = f'{{operation_type=vanilla;spec={{pool={kind}-from;tasks={tasks};alias="*{kind}"}}}}'
     started = yt(a=start, b=start, c=start, d=("execute", "start_operation", raw))
     a, b, c = (started[name].strip() for name in "abc")
@@ -385,8 +384,7 @@ def test_the_last_words_of_a_job_are_read(world, bindings, kind):
 
 def test_text_reaches_the_client_the_same_with_and_without_bindings(world):
     need_bindings()
-    scheduler = world.scheduler
-    scheduler.create_pool("same", strong_guarantee_resources={"cpu": 1.5}, weight=2.0, note="для всех")
+    world.scheduler.create_pool("same", strong_guarantee_resources={"cpu": 1.5}, weight=2.0, note="для всех")
     runs = {
         "get": ("get", "//sys/pools/same/@"),
         "attributes": ("get", "//sys/pools/same", "--attribute", "weight"),
