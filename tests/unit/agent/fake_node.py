@@ -149,6 +149,11 @@ class FakeNode:
             self.tick(usage)
         return self.tick(usage)
 
+    def run(self, ticks: int, usage: dict[str, float] | float = 0.0) -> FakeNode:
+        """Start the agent and let it tick: eight times without use, and each job is at its floor."""
+        self.start().ticks(ticks, usage)
+        return self
+
     def names(self) -> list[str]:
         """The jobs' directories that have counters."""
         jobs = self.root / self.folder

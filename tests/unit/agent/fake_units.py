@@ -127,6 +127,17 @@ class UnitNode(FakeNode):
         self.file.unlink()
         self.file.with_name("cpu.weight").unlink()
 
+    def obey(self, rounds: int = 1) -> None:
+        """Let systemd do what it was told, and the agent hear of it."""
+        for _ in range(rounds):
+            self.bus.obey()
+            self.tick()
+
+    def answer(self) -> None:
+        """Let systemd answer all questions about limits, and the agent hear of it."""
+        self.bus.answer()
+        self.tick()
+
     def limit(self) -> float:
         return self.cores(UNIT)
 
@@ -157,8 +168,7 @@ class UnitNode(FakeNode):
     def lower(self) -> float:
         """Let it idle down to its least limit, which systemd has then, too."""
         self.ticks(8)
-        self.bus.obey()
-        self.tick()
+        self.obey()
         assert self.limit() == 0.5
         return self.limit()
 

@@ -46,8 +46,7 @@ def test_its_jobs_keep_what_they_ordered_and_say_why(make_node) -> None:
     control_job = next(job for job in IDS if HALF.is_control(job))
     other = next(job for job in IDS if not HALF.is_control(job))
     ratio = "control_group_ratio = 0.5\n"
-    node = make_node({control_job: FOUR, other: FOUR}, config=ratio + QUICK + source()).start()
-    node.ticks(8)
+    node = make_node({control_job: FOUR, other: FOUR}, config=ratio + QUICK + source()).run(8)
     assert (node.cores(control_job), node.cores(other)) == (4.0, 0.5)
     modes = {report.job_id: report.mode for report in node.agent.loop.publisher.make_heartbeat().jobs}
     assert modes == {control_job: "control", other: "reclaim"}

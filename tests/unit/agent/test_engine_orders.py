@@ -63,8 +63,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     """A container that ordered two cores and was lowered to the floor."""
     node = Node(tmp_path, {"web": TWO}, config=SOURCE)
     node.answer(WEB)
-    node.start()
-    node.ticks(8)
+    node.run(8)
     assert node.cores("web") == 0.5
     yield node
     if not node.reports.closed:
@@ -76,8 +75,7 @@ def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, p
     monkeypatch.setattr(tracked, "find_vital", lambda _: {place: "this program itself runs in it"})
     node = Node(tmp_path, {"web": TWO}, config=SOURCE)
     node.answer(WEB)
-    node.start()
-    node.ticks(8)
+    node.run(8)
     assert (node.cores("web"), node.agent.table.jobs["docker/web"].refused) == (2.0, "this program itself runs in it")
     node.agent.close()
 
@@ -215,8 +213,7 @@ def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path,
     config = SOURCE.replace('smoothing_seed = "first_value"\n', "")
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=config)
     node.answer(order(None))
-    node.start()
-    node.ticks(1, 0.25)
+    node.run(1, 0.25)
     assert node.agent.table.find("web").report().current_cpu_limit == pytest.approx(0.25, abs=0.01)
 
 
@@ -226,8 +223,7 @@ def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs,
     free = msgspec.structs.replace(WEB, ordered_cores=None, reports_request=tells)
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
     node.answer(free)
-    node.start()
-    node.ticks(8)
+    node.run(8)
     assert node.job("web").status == "no limit ordered"
     ordered = msgspec.structs.replace(free, ordered_cores=1.6 if tells else None)
     if first == "engine":
@@ -275,8 +271,7 @@ def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):
     job = msgspec.structs.replace(WEB, sets_quota=False)
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
     node.answer(job)
-    node.start()
-    node.ticks(8)
+    node.run(8)
     assert node.cores("web") == 0.5
     node.answer(msgspec.structs.replace(job, ordered_cores=1.0))
     node.ticks(2)

@@ -61,8 +61,7 @@ def test_another_actuator_takes_the_guarantee_over_within_a_check(node):
 def test_a_cgroup_in_the_idle_class_has_no_weight_to_move(make_node, logs):
     """The kernel refuses each weight there; on v2 it shows 0 meanwhile, and its default afterwards."""
     idle = v2_cgroup(cpu_weight="0\n", cpu_idle="1\n")
-    node = make_node({"a": {**FOUR, "cpu.idle": "0\n"}, "b": idle}, config=config("weight")).start()
-    node.ticks(8)
+    node = make_node({"a": {**FOUR, "cpu.idle": "0\n"}, "b": idle}, config=config("weight")).run(8)
     assert (node.read("a", "cpu.weight"), node.read("b", "cpu.weight"), node.job("b").current_cores) == ("38", "0", 4.0)
     assert "in the idle class (cpu.idle = 1)" in node.job("b").refused
     assert "cpu.idle = 1" in control.explain_job(node.agent, "jobs/b").why

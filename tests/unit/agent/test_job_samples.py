@@ -55,8 +55,7 @@ def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: 
 def test_a_job_that_is_looked_at_less_often_than_another_has_fewer(make_node: MakeNode):
     slow = source("jobs/slow", more="job-cpu-monitor = { check_period = 4000 }\n")
     page = PAGE.replace("2s", "100ms").replace("samples = 3", "samples = 100")
-    node = make_node({"slow": FOUR, "b": FOUR}, config=QUICK + slow + source() + page).start()
-    node.ticks(12, {"slow": 1.0, "b": 2.0})
+    node = make_node({"slow": FOUR, "b": FOUR}, config=QUICK + slow + source() + page).run(12, {"slow": 1.0, "b": 2.0})
     assert samples(node, "slow")["usage"] == pytest.approx([1.0] * 3)
     assert samples(node, "slow")["period_s"] == 4.0
     assert samples(node, "b")["usage"] == pytest.approx([2.0] * 12)
@@ -64,8 +63,7 @@ def test_a_job_that_is_looked_at_less_often_than_another_has_fewer(make_node: Ma
 
 
 def test_a_late_tick_is_in_the_mean_although_it_decides_nothing(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
-    node.ticks(2, 1.0)
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).run(2, 1.0)
     node.tick(3.0, seconds=10.0, late_s=9.0)
     node.ticks(2, 0.5)
     # 10 s of 3 cores and at least 1 s of 0.5, whatever the monitor made of them.
@@ -73,8 +71,7 @@ def test_a_late_tick_is_in_the_mean_although_it_decides_nothing(make_node: MakeN
 
 
 def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE.replace("2s", "1s")).start()
-    node.ticks(2, 1.0)
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE.replace("2s", "1s")).run(2, 1.0)
     node.forget_counters("a")
     node.tick(0.1)
     assert len(samples(node)["at"]) == 2
@@ -93,15 +90,13 @@ def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
     ids=["no page", "no address", "no samples", "for the scheduler"],
 )
 def test_none_are_kept_where_nobody_sees_them(page: str, kept: int, make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + page).start()
-    node.ticks(8, 1.0)
+    node = make_node({"a": FOUR}, config=QUICK + source() + page).run(8, 1.0)
     assert len(samples(node)["at"]) == kept
     assert (node.agent.table.find("a").samples is None) == (kept == 0)  # type: ignore[union-attr]
 
 
 def test_a_reload_keeps_the_newest_of_them(make_node: MakeNode, logs: list[dict[str, Any]]):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
-    node.ticks(6, 1.0)
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).run(6, 1.0)
     before = samples(node)["at"]
     assert len(before) == 3
     node.reload(QUICK + source() + PAGE.replace("samples = 3", "samples = 2"))

@@ -28,8 +28,7 @@ MakeNode = Callable[..., FakeNode]
 
 def lowered(make_node: MakeNode, *names: str, config: str = PEAK + source()) -> FakeNode:
     """A node whose jobs use 1 of their 4 cores and have been lowered accordingly."""
-    node = make_node(dict.fromkeys(names, FOUR), config=config).start()
-    node.ticks(12, 1.0)
+    node = make_node(dict.fromkeys(names, FOUR), config=config).run(12, 1.0)
     assert [node.cores(name) for name in names] == pytest.approx([1.05] * len(names))
     return node
 
@@ -91,8 +90,7 @@ def test_every_quota_moves_its_burst_and_no_unchanged_value_is_written(make_node
 
 def test_the_documents_rule_looks_only_where_it_is_asked_to(make_node):
     for poll, back in (("", 2.0), ('throttle_poll = "200ms"\n', 4.0)):
-        node = make_node({"a": FOUR}, config=QUICK + poll + source()).start()
-        node.ticks(2, 0.1)
+        node = make_node({"a": FOUR}, config=QUICK + poll + source()).run(2, 0.1)
         assert cores(node, "a") == [2.0]
         look(node, "a")
         assert cores(node, "a") == [back]
@@ -158,13 +156,11 @@ def test_use_is_looked_at_where_a_burst_lets_a_job_use_more_than_its_limit(make_
     for more in ("burst_ratio = 0\n", 'actuator = "weight"\n', 'early_restore = "off"\n', 'limit_rule = "document"\n'):
         name = more.split(" ")[0]
         kept = "\n".join(line for line in PEAK.splitlines() if not line.startswith((name, "early_restore")))
-        node = make_node({"a": FOUR}, config=kept.replace("[cost]", more + "[cost]") + "\n" + source()).start()
-        node.ticks(12, 1.0)
+        node = make_node({"a": FOUR}, config=kept.replace("[cost]", more + "[cost]") + "\n" + source()).run(12, 1.0)
         assert not node.agent.loop.limits.looks._use_parts, more
     node = make_node({"a": {**FOUR, "cpu.max.burst": None}}, config=PEAK.replace('"off"', '"use"') + source())
     os.unlink(node.root / "jobs/a/cpu.max.burst")  # a kernel before 5.14
-    node.start()
-    node.ticks(12, 1.0)
+    node.run(12, 1.0)
     assert node.cores("a") == pytest.approx(1.05)
     assert not node.agent.loop.limits.looks._use_parts
 
@@ -210,8 +206,7 @@ def test_what_a_limit_of_others_held_back_is_not_charged_to_the_rule(make_node, 
 
 
 def test_in_shadow_use_above_the_limit_counts_and_own_throttling_does_not(make_node):
-    node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).start()
-    node.ticks(12, 1.0)
+    node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).run(12, 1.0)
     assert (node.cores("a"), node.job("a").state.limit_cores) == (4.0, pytest.approx(1.05))
     node.tick(1.0, {"a": 1.0})
     assert node.job("a").state.held.count == 0
@@ -260,16 +255,14 @@ def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
 
 
 def test_a_value_that_the_kernel_refuses_is_not_decided_each_tick(make_node):
-    node = make_node({"a": FOUR}, config=PEAK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0") + source()).start()
-    node.ticks(30, 0.0)
+    config = PEAK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0") + source()
+    node = make_node({"a": FOUR}, config=config).run(30)
     assert node.read("a") == "1000 1000000"
     before = node.snapshot().decisions["shrink"]
     node.ticks(20, 0.0)
     assert node.snapshot().decisions["shrink"] <= before + 1
-    told = control.explain_job(node.agent, "a").next
-    assert told.startswith(
-        "hold: it is raised to 0.001 cores, the least quota that the kernel accepts; a cut is tried again "
-    )
+    told = "hold: it is raised to 0.001 cores, the least quota that the kernel accepts; a cut is tried again "
+    assert control.explain_job(node.agent, "a").next.startswith(told)
 
 
 def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
@@ -292,7 +285,7 @@ def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
 def test_a_pause_holds_looks_too_and_restores_follow_it(make_node):
     node = make_node({"a": FOUR}, config=PEAK + source())
     os.unlink(node.root / "jobs" / "a" / "cpu.max.burst")  # a kernel without bursts
-    node.start().ticks(12, 1.0)
+    node.run(12, 1.0)
     pause = node.directory / "run" / "pause"
     pause.touch()
     look(node, "a")
@@ -328,8 +321,7 @@ def test_throttling_is_counted_in_the_period_that_another_program_sets(make_node
     node.kill_and_restart()
     assert node.agent.table.find("other").state.cfs_period_s == 0.025
     # A quota below 1 ms is none: the period is longer then.
-    tiny = make_node({"a": v2_cgroup(quota="4000 1000")}, config=PEAK + source())
-    tiny.start().ticks(12, 0.1)
+    tiny = make_node({"a": v2_cgroup(quota="4000 1000")}, config=PEAK + source()).run(12, 0.1)
     assert (tiny.read("a"), tiny.agent.table.find("a").state.cfs_period_s) == ("1000 2000", 0.002)
 
 
@@ -396,8 +388,7 @@ def test_looks_have_a_rate_of_their_own_and_a_late_one_is_not_made_up_for(make_n
     assert schedule.next_s == pytest.approx(now_s + 1.7 + gap_s)
     schedule.refill([], now_s + 2.0)
     assert (schedule.next_s, schedule.take_due(now_s + 9.0)) == (math.inf, [])
-    without = make_node({"a": FOUR}, config=QUICK + source()).start()
-    without.ticks(8, 0.1)
+    without = make_node({"a": FOUR}, config=QUICK + source()).run(8, 0.1)
     assert (without.cores("a"), without.agent.loop.limits.looks.next_s) == (0.5, math.inf)
 
 

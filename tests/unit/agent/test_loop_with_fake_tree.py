@@ -35,9 +35,7 @@ FOUR = v2_cgroup(quota="400000 100000")
 
 def lowered(make_node: Callable[..., FakeNode], config: str = QUICK + source()) -> FakeNode:
     """A node whose job ordered 4 cores, uses none and has been lowered to its floor."""
-    node = make_node({"a": FOUR}, config=config).start()
-    node.ticks(8)
-    return node
+    return make_node({"a": FOUR}, config=config).run(8)
 
 
 @pytest.fixture
@@ -62,16 +60,14 @@ def ring(node: FakeNode, job: str) -> list[tuple[str, str]]:
 
 def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
     monkeypatch.setattr(tracked, "find_vital", lambda _: {"jobs/a": "PID 1 runs in it"})
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "b": FOUR}).run(8)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
     assert node.job("a").refused == "PID 1 runs in it"
 
 
 def test_a_floor_that_a_reload_raises_holds_at_once(make_node):
     """Not only for what would still be taken; a limit that another program decides about is left to it."""
-    node = make_node({"a": FOUR, "pinned": FOUR}).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "pinned": FOUR}).run(8)
     control.pin_job(node.agent, "pinned", {"cpu_limit": 0.3})
     node.tick()
     assert (node.cores("a"), node.cores("pinned")) == (0.5, 0.3)
@@ -92,8 +88,7 @@ def press(node: FakeNode, job: str, total_s: float) -> None:
 def test_a_job_under_pressure_gets_its_full_limit_back_in_that_check(make_node, logs):
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + "pressure_restore_ratio = 0.3\n" + source())
     press(node, "a", 7.0)
-    node.start()
-    node.ticks(8)
+    node.run(8)
     assert (node.cores("a"), node.cores("b")) == (0.5, 0.5)
     press(node, "a", 7.3)
     node.tick(0.1)
@@ -116,8 +111,7 @@ def test_a_job_under_pressure_gets_its_full_limit_back_in_that_check(make_node, 
     ids=["too late", "three periods late", "suspended"],
 )
 def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, suspended_s, kind):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(3)
+    node = make_node({"a": FOUR}).run(3)
     before = node.cores("a")
     node.clock.suspend(suspended_s)
     node.tick(seconds=seconds, late_s=late_s)
@@ -136,8 +130,7 @@ def test_checks_are_taken_up_again_only_far_below_the_budget(stride, used, after
 
 def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_node, logs):
     config = QUICK + source()
-    node = make_node({"a": FOUR, "b": FOUR}, config=config + "[cost]\ncpu_budget_ratio = 1e-9\n").start()
-    node.ticks(60, 2.0)
+    node = make_node({"a": FOUR, "b": FOUR}, config=config + "[cost]\ncpu_budget_ratio = 1e-9\n").run(60, 2.0)
     assert node.snapshot().stride == 16
     assert node.agent.context.totals.shed_checks > 0
     node.reload(config + "[cost]\ncpu_budget_ratio = 64.0\n")
@@ -183,8 +176,7 @@ def test_sources_that_match_nothing_are_a_problem_after_some_rescans(make_node):
     [("cpu.stat", "usage_usec many\n"), ("cpu.stat", ""), ("cpu.max", "all the time\n"), ("cpu.max", "")],
 )
 def test_one_broken_job_does_not_disturb_the_others_and_is_said_once(make_node, logs, file, text):
-    node = make_node({"a": FOUR, "broken": FOUR, "c": FOUR}).start()
-    node.ticks(2)
+    node = make_node({"a": FOUR, "broken": FOUR, "c": FOUR}).run(2)
     for _ in range(6):
         node.clock.advance(1.0)
         for job in ("a", "c"):
@@ -223,8 +215,7 @@ def test_a_job_that_cannot_be_opened_is_a_problem_and_opened_when_it_can(make_no
 
 
 def test_a_heartbeat_holds_every_job_and_its_sequence_grows(make_node):
-    node = make_node({"light": FOUR, "busy": FOUR}).start()
-    node.ticks(12, {"light": 0.1, "busy": 3.9})
+    node = make_node({"light": FOUR, "busy": FOUR}).run(12, {"light": 0.1, "busy": 3.9})
     beats = node.reports.heartbeats
     assert all([job.job_id for job in beat.jobs] == ["busy", "light"] for beat in beats)
     sequences = [beat.sequence for beat in beats]
@@ -270,8 +261,7 @@ RESCAN = '[discovery]\nrescan_period = "1s"\n'
 
 
 def test_the_pause_file_stops_all_writes_at_once(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(2)
+    node = make_node({"a": FOUR}).run(2)
     pause = node.directory / "run" / "pause"
     pause.touch()
     before = node.files("a")
@@ -338,8 +328,7 @@ def test_a_limit_is_held_to_what_each_thread_needs(make_node):
 
 
 def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(4)
+    node = make_node({"a": FOUR}).run(4)
     assert node.cores("a") < 4.0
     node.write("a", "cpu.max.burst", "90000\n")
     node.ticks(4)
@@ -382,8 +371,7 @@ def test_a_lower_foreign_limit_is_the_new_original(make_node, logs, quota_us):
 
 @pytest.mark.parametrize("usage", [0.0, 4.0])
 def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, monkeypatch, usage):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(1 if usage == 0.0 else 8)
+    node = make_node({"a": FOUR}).run(1 if usage == 0.0 else 8)
     secure = node.agent.writer.secure
 
     def order_meanwhile(jobs: list[Tracked]) -> None:
@@ -454,8 +442,7 @@ def test_a_restore_that_failed_when_its_source_went_is_done_in_the_end(node, mon
 
 
 def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_node):
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "b": FOUR}).run(8)
     node.write("a", "cpu.max", "200000 100000\n")
     control.pin_job(node.agent, "b", {"cpu_limit": 1.0})
     node.tick()
@@ -463,8 +450,7 @@ def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_
 
 
 def test_a_foreign_write_among_too_many_events_is_not_missed(make_node):
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "b": FOUR}).run(8)
     kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if kept > 100_000:
         pytest.skip(f"the kernel keeps {kept} events here")
@@ -492,8 +478,7 @@ def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkey
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(call, refuse)
-    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).run(8)
     node.write("a", "cpu.max", "200000 100000\n")
     node.make("b", quota="400000 100000")
     snapshot = node.tick(4.0)
@@ -566,8 +551,7 @@ def test_without_its_state_on_disk_nothing_is_changed_and_it_is_said(make_node, 
 
 
 def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "b": FOUR}).run(8)
     take_away(node.directory / "state")
     node.tick({"a": 0.5}, {"a": 1.0})
     assert node.read("a") == "400000 100000"
@@ -594,8 +578,7 @@ def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
 @pytest.mark.parametrize("content", [b"", b"cpumond-state 1 sha256=00\n{}", b"\xff\xfe", b"cpumond-state 9 x\n"])
 def test_a_damaged_state_file_is_kept_aside_and_limits_are_restored(make_node, logs, content):
     config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
-    node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
-    node.ticks(8)
+    node = make_node({"number": FOUR, "free": FOUR}, config=config).run(8)
     for directory in ("state", "run"):
         (node.directory / directory / "originals.state").write_bytes(content)
     node.kill_and_restart()
@@ -609,8 +592,7 @@ def test_a_damaged_state_file_is_kept_aside_and_limits_are_restored(make_node, l
 @pytest.mark.parametrize("lost", ["damaged", "deleted"])
 def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs, lost):
     config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
-    node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
-    node.ticks(8)
+    node = make_node({"number": FOUR, "free": FOUR}, config=config).run(8)
     state = node.directory / "state" / "originals.state"
     assert (node.directory / "run" / "originals.state").read_bytes() == state.read_bytes()
     if lost == "damaged":
@@ -642,8 +624,7 @@ def test_limits_after_a_damaged_state_file_are_written_once_the_disk_works(node)
     node.drop_agent()
     node.agent = node.make_agent()
     (state / "originals.state.new").mkdir()  # nothing can be saved
-    node.start()
-    node.ticks(2, 0.4)
+    node.run(2, 0.4)
     assert node.cores("a") == 0.5
     (state / "originals.state.new").rmdir()
     node.ticks(10, 0.4)
@@ -652,8 +633,7 @@ def test_limits_after_a_damaged_state_file_are_written_once_the_disk_works(node)
 
 
 def test_a_limit_that_cannot_be_put_back_stays_on_disk_and_is_tried_again(make_node, logs):
-    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source() + RESCAN).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source() + RESCAN).run(8)
     burst = node.root / "jobs" / "a" / "cpu.max"
     os.rename(burst, burst.with_suffix(".kept"))
     burst.mkdir()  # neither read nor written any more
@@ -744,8 +724,7 @@ def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_nod
 
 
 def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(4)
+    node = make_node({"a": FOUR}).run(4)
     assert control.pin_job(node.agent, "a", {"cpu_limit": 1.5}).status == "pinned"
     assert node.cores("a") == 1.5
     node.ticks(6)

@@ -201,8 +201,7 @@ def test_an_agent_that_never_read_the_file_or_was_ousted_does_not_write_it(make_
 
 
 def test_under_the_documents_rule_there_is_no_file_and_no_thread(make_node):
-    node = make_node({"a": FOUR}, config=DOCUMENT + source()).start()
-    node.ticks(8)
+    node = make_node({"a": FOUR}, config=DOCUMENT + source()).run(8)
     store(node)
     node.agent.close()
     assert not path_of(node).exists()
@@ -375,8 +374,7 @@ def names_of_writes(node: FakeNode) -> dict[str, int]:
 @pytest.mark.parametrize("burst", ["burst_ratio = 0.5\n", ""])
 @pytest.mark.parametrize(("old", "new"), [(DOCUMENT, PEAK), (PEAK, DOCUMENT)])
 def test_another_rule_starts_from_the_present_limit_and_writes_none(make_node, old, new, burst):
-    node = make_node({"a": FOUR}, config=old + burst + source()).start()
-    node.ticks(30, {"a": 1.9})
+    node = make_node({"a": FOUR}, config=old + burst + source()).run(30, {"a": 1.9})
     limit = node.cores("a")
     assert 1.9 <= limit < 4.0
     written = names_of_writes(node)

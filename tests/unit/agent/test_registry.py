@@ -87,8 +87,7 @@ def test_a_damaged_registry_is_kept_aside_and_said(directory):
 
 @pytest.mark.parametrize("by_s", [-2 * 86400.0, 2 * 86400.0])
 def test_a_clock_that_is_set_delays_no_answer_and_moves_the_end_of_no_pin(tmp_path, by_s):
-    node = FakeNode(tmp_path, {"a": v2_cgroup()}).start()
-    node.ticks(3, 0.5)
+    node = FakeNode(tmp_path, {"a": v2_cgroup()}).run(3, 0.5)
     pinned = control.pin_job(node.agent, "a", {"cpu_limit": 2.0, "ttl_s": 60.0})
     node.clock.set_wall(by_s)
     assert node.tick(0.5).jobs[0].current_cores == pinned.current_cpu_limit == 2.0

@@ -25,8 +25,7 @@ def test_systemd_lowers_a_limit_and_a_raise_holds_before_it_knows(node: UnitNode
     assert node.status()["current_cpu_limit"] == 4.0, "what is in force is told"
     assert node.bus.told[UNIT] == ((QUOTA, 2_000_000),)
     assert node.originals().cgroups[PATH].unit == UNIT
-    node.bus.obey()
-    node.tick()
+    node.obey()
     assert (node.limit(), node.status()["current_cpu_limit"]) == (2.0, 2.0)
     assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 0}
     node.wake()
@@ -72,17 +71,14 @@ def test_an_order_through_systemd_is_respected_up_and_down(node: UnitNode, cores
     node.tick()
     assert (UNIT, (QUOTA, "CPUWeight")) in node.bus.asked
     assert node.limit() == cores, "nothing is written before the answer"
-    node.bus.answer()
-    node.tick()
+    node.answer()
     job = node.status()
     assert (job["status"], job["override_by"]) == ("overridden", "systemctl set-property")
     assert (job["cpu_limit"], job["current_cpu_limit"]) == (cores, cores)
     assert node.originals().cgroups[PATH].settings.cores == cores
     node.ticks(5)
     assert node.limit() == cores
-    node.agent.close()
-    assert node.limit() == cores
-    assert node.bus.quota_cores() == cores
+    assert node.limits_after_end() == (cores, cores)
 
 
 def test_without_an_answer_a_raise_is_respected_and_the_original_stays(node: UnitNode) -> None:
@@ -94,8 +90,7 @@ def test_without_an_answer_a_raise_is_respected_and_the_original_stays(node: Uni
     job = node.status()
     assert (job["status"], job["override_by"], job["cpu_limit"], node.limit()) == ("overridden", "", 4.0, 1.5)
     assert "the bus is away" in snapshot.problems[-1]
-    node.agent.close()
-    assert node.limit() == 4.0
+    assert node.cores_after_end(UNIT) == 4.0
 
 
 def test_what_a_reload_gives_back_that_outranks_us_is_taken_again_at_once(node: UnitNode) -> None:
@@ -133,8 +128,7 @@ def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, lo
     assert "does not let this user set properties of units (not you)" in snapshot.problems[-1]
     node.systemd_writes()
     node.tick()
-    node.bus.answer()
-    node.tick()
+    node.answer()
     assert node.limit() == 4.0
     assert node.status()["override_by"] == ""
     node.ticks(7)
@@ -166,8 +160,7 @@ def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bo
         node.ticks(7)
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
     assert PATH in node.originals().cgroups, "until systemd has taken it"
-    node.bus.obey()
-    node.tick()
+    node.obey()
     node.agent.close()
     assert node.originals().cgroups == {}
     assert node.bus.quota_cores() == 4.0
@@ -230,8 +223,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     node = UnitNode(tmp_path, "max 100000")
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     node.unmake_limit_files()
-    node.start()
-    node.ticks(3)
+    node.run(3)
     told = dict(node.bus.told[UNIT])[QUOTA]
     assert told < 1e6 * FAKE_CPUS
     assert node.status()["status"] == "reclaim"
@@ -332,8 +324,7 @@ def test_a_denied_restore_is_sent_each_minute_and_to_a_new_bus(node: UnitNode) -
     assert node.bus.told == {UNIT: ((QUOTA, 4_000_000),)}
     assert list(node.originals().cgroups) == [PATH]
     node.bus.denies = False
-    node.bus.obey()
-    node.tick()
+    node.obey()
     node.agent.close()
     assert (node.originals().cgroups, node.bus.quota_cores()) == ({}, 4.0)
 
@@ -500,11 +491,9 @@ def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:
         node.read_config(), open_hierarchies(node.mountinfo), node.reports, clock=node.clock,
         units=UnitLimits(2, booted=False),
     )  # fmt: skip
-    node.start()
-    node.ticks(6)
+    node.run(6)
     assert node.limit() == 0.5
     assert node.status()["unit"] == ""
-    node.agent.close()
-    assert node.limit() == 4.0
+    assert node.cores_after_end(UNIT) == 4.0
     assert threading.active_count() == threads
     assert not [name for name in set(sys.modules) - loaded if name.startswith("dbus_fast")]

@@ -57,8 +57,7 @@ def test_a_cgroup_that_systemd_has_not_written_yet_is_no_order(node: UnitNode, h
     node.systemd_writes()
     node.ticks(4)
     assert node.status()["cpu_limit"] == 4.0
-    node.agent.close()
-    assert node.limit() == 4.0
+    assert node.cores_after_end(UNIT) == 4.0
 
 
 def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -> None:
@@ -95,18 +94,14 @@ def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node:
     assert PATH in node.originals().cgroups
     node.bus.closed, node.bus.told, node.bus.news = 0, {}, [UnitEvent("connected")]
     node.agent = node.make_agent()
-    node.start()
-    node.ticks(2)
-    node.bus.obey()
-    node.tick()
+    node.run(2)
+    node.obey()
     node.systemd_writes()
     node.bus.news.append(UnitEvent("reloaded"))
     node.tick()
-    node.bus.answer()
-    node.tick()
+    node.answer()
     assert node.status()["cpu_limit"] == 4.0
-    node.agent.close()
-    assert node.limit() == 4.0
+    assert node.cores_after_end(UNIT) == 4.0
 
 
 def test_units_of_a_host_without_a_bus_are_forgotten_when_they_end(node: UnitNode) -> None:
@@ -164,13 +159,6 @@ def fail_to_read(*_: object) -> None:
     raise CgroupReadError("cpu.max", OSError(24, "Too many open files"))
 
 
-def exchange(node: UnitNode, rounds: int = 2) -> None:
-    """Let systemd do what it was told, and the agent hear of it."""
-    for _ in range(rounds):
-        node.bus.obey()
-        node.tick()
-
-
 def go_down(node: UnitNode) -> float:
     """Let systemd do what it was told, then be told of the next step down, which it has not taken yet."""
     node.bus.obey()
@@ -196,11 +184,9 @@ def test_an_order_of_ours_is_held_back_when_somebody_was_faster(node: UnitNode, 
     order_unseen(node, cores)
     if written:
         node.systemd_writes()
-    node.bus.obey()
-    node.tick()
+    node.obey()
     node.bus.answer()
-    node.bus.obey()
-    node.tick()
+    node.obey()
     assert_ordered(node, cores)
 
 
@@ -211,7 +197,7 @@ def test_so_it_is_when_the_limit_goes_down(node: UnitNode, is_older: bool) -> No
     go_down(node)
     cores = before if is_older else 1.5
     order_unseen(node, cores)
-    exchange(node)
+    node.obey(2)
     assert_ordered(node, cores)
 
 
@@ -221,7 +207,7 @@ def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     order_unseen(node, 1.5)
     node.bus.obey()
     node.bus.set(UNIT, ((QUOTA, 900_000),))
-    exchange(node, 40)
+    node.obey(40)
     assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 1}
     assert_ordered(node, 1.5)
 
@@ -232,8 +218,7 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     node.tick()
     assert node.limit() == 4.0
     order_unseen(node, 2.0)
-    node.bus.obey()
-    node.tick()
+    node.obey()
     assert node.originals().cgroups[PATH].settings.cores == 2.0
     node.bus.obey()
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
@@ -263,16 +248,13 @@ def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int,
     node.remove(UNIT)
     node.ticks(gone_since)
     order_unseen(node, 2.0)
-    for _ in range(ticks):
-        node.bus.obey()
-        node.tick()
+    node.obey(ticks)
     node.bus.obey()
     node.make(UNIT)
     node.systemd_writes()
     node.ticks(2)
     assert node.status()["cpu_limit"] == 2.0
-    node.agent.close()
-    assert node.limit() == 2.0
+    assert node.cores_after_end(UNIT) == 2.0
 
 
 def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
@@ -287,7 +269,7 @@ def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
         node.reload(OTHER_SLICE)
         node.tick()
     assert node.limit() == 2.0
-    exchange(node, 12)
+    node.obey(12)
     assert (node.limit(), node.bus.quota_cores()) == (3.0, 3.0)
 
 
@@ -301,8 +283,7 @@ def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypa
         node.tick()
     node.ticks(2)
     assert node.status()["cpu_limit"] == 1.5
-    node.agent.close()
-    assert node.limit() == 1.5
+    assert node.cores_after_end(UNIT) == 1.5
 
 
 def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
@@ -313,7 +294,7 @@ def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     node.ticks(3)
     assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
     node.bus.stored[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
-    exchange(node, 4)
+    node.obey(4)
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
     assert node.limits_after_end() == (2.0, 2.0)
 
@@ -323,14 +304,12 @@ def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "200000 50000")
     begin(node, UNITS.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.01"))
     for _ in range(30):
-        node.bus.obey()
-        node.tick()
+        node.obey()
         if dict(node.bus.told.get(UNIT, ())).get("CPUQuotaPeriodUSec", 0) > 50_000:
             break
     assert node.bus.told
     order_unseen(node, 1.5)
-    node.bus.obey()
-    node.tick()
+    node.obey()
     settings = node.originals().cgroups[PATH].settings
     assert (settings.cores, settings.period_us) == (1.5, 50_000)
 
@@ -349,7 +328,7 @@ def test_a_drop_in_that_outranks_ours_is_no_order_while_ours_is_on_its_way(node:
     low = node.limit()
     order_unseen(node, 4.0)
     node.bus.news.append(UnitEvent("reloaded"))
-    exchange(node)
+    node.obey(2)
     assert node.limit() <= low
     assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 0}
 
@@ -364,7 +343,7 @@ def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
         node.tick(4.0)
     assert node.bus.told
     node.bus.stored[UNIT] = (("CPUWeight", 40),)
-    exchange(node)
+    node.obey(2)
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
     node.agent.close()
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
