@@ -10,10 +10,12 @@ from real_parts import agent, cgroups, hierarchies, scheduler  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_priority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Schedulers keep their priority: forecasts, which are waited for, get on beside other work."""
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forecasts, which are waited for, keep their priority; commands find no scheduler or token of who runs this."""
     directory = tmp_path_factory.mktemp("priority")
     (directory / "sitecustomize.py").write_text("import os\n\nos.nice = lambda increment: 0\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+        for name in ("CPUMOND_SCHEDULER", "CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
+            patch.delenv(name, raising=False)
         yield

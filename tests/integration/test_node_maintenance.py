@@ -27,13 +27,6 @@ def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
         made.close()
 
 
-@pytest.fixture(autouse=True)
-def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process take none from whoever runs the tests."""
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def cpumond(url: str, *words: str, code: int = 0) -> tuple[str, str]:
     done = run_command([*words, "--scheduler", url])
     assert done.returncode == code, done.stdout + done.stderr

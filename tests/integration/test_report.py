@@ -16,8 +16,6 @@ Counters = dict[str, float]
 @pytest.fixture
 def cpumond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
     return Shell()
 
 

@@ -18,8 +18,6 @@ from waiting import wait_until
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveScheduler]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
     with LiveScheduler(tmp_path) as server:
         monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
         yield server

@@ -65,8 +65,6 @@ def cpumond(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch, tmp_pa
     scheduler.use_token("root")
     scheduler.start()
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE", "CPUMOND_SCHEDULER"):
-        monkeypatch.delenv(name, raising=False)
     return Shell(scheduler)
 
 
