@@ -1,7 +1,7 @@
 """What a drain would do, and what is told of cordoned nodes (semantics.md 2.11)."""
 
 import pytest
-from scheduler_world import World
+from scheduler_world import World, entry
 
 from cpumond.api.node_views import CordonView, view_node_details, view_nodes
 from cpumond.api.overview import find_alerts
@@ -37,11 +37,8 @@ def plan(world: World, user: User = ROOT, node: str = "n1") -> DrainPlan:
 
 def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) -> None:
     found = plan(world)
-    assert [(job.interruptible, job.cores, job.to_node) for job in found.jobs] == [
-        (True, 1.0, "n2"),
-        (False, 1.5, "n2"),
-        (False, 1.5, ""),
-    ]
+    places = [(job.interruptible, job.cores, job.to_node) for job in found.jobs]
+    assert places == [(True, 1.0, "n2"), (False, 1.5, "n2"), (False, 1.5, "")]
     assert (found.job_count, found.waiting_job_count, found.hidden_job_count) == (3, 1, 0)
     assert found.jobs[1].title == "hard"
     world.do(DrainNode("n1"))
@@ -98,21 +95,18 @@ def test_jobs_of_a_gang_on_other_nodes_stop_with_it() -> None:
 
 
 def test_nodes_that_start_nothing_have_no_room(world: World) -> None:
-    for change in ("cordoned", "silent", "spare"):
-        if change == "cordoned":
-            world.do(CordonNode("n2"))
-        elif change == "silent":
-            world.do(UncordonNode("n2"))
-            world.state.nodes["n2"].is_online = False
-        else:
-            world.state.nodes["n2"].is_online = True
-            world.state.rules = Rules(spare=(0.0, 3.5, 0.0, 0.0, 0.0))
-        assert plan(world).waiting_job_count == 3, change
+    world.do(CordonNode("n2"))
+    assert plan(world).waiting_job_count == 3
+    world.do(UncordonNode("n2"))
+    world.state.nodes["n2"].is_online = False
+    assert plan(world).waiting_job_count == 3
+    world.state.nodes["n2"].is_online = True
+    world.state.rules = Rules(spare=(0.0, 3.5, 0.0, 0.0, 0.0))
+    assert plan(world).waiting_job_count == 3
 
 
 def test_jobs_that_the_asker_may_not_see_are_only_counted(world: World) -> None:
-    deny = {"action": "deny", "subjects": ["ann"], "permissions": ["read"]}
-    world.set_tree(acl=[deny])
+    world.set_tree(acl=[entry("ann", "read", action="deny")])
     found = plan(world, User("ann"))
     assert (found.jobs, found.job_count, found.hidden_job_count, found.waiting_job_count) == ([], 3, 3, 1)
 
@@ -120,14 +114,12 @@ def test_jobs_that_the_asker_may_not_see_are_only_counted(world: World) -> None:
 def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> None:
     assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon is None
     world.do(DrainNode("n1", "new disks"), "alice")
-    at = world.now
-    assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon == CordonView(
-        "alice", at, "new disks", "usual"
-    )
+    shown = CordonView("alice", world.now, "new disks", "usual")
+    assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon == shown
     world.step(1000.0, world.nodes["n2"])
     (lost, _) = view_nodes(world.state, world.now, limit=10).nodes
     assert lost.lost_at is not None
-    assert lost.cordon == CordonView("alice", at, "new disks", "usual")
+    assert lost.cordon == shown
 
 
 def test_an_event_names_node_tree_reason_and_the_stopped_operations(world: World) -> None:

@@ -131,9 +131,8 @@ def test_a_user_s_pool_that_refuses_is_made_a_pool_in_one_step():
     world.settle_down()
     refuse(world, "", 2.0, times=2)
     [cause] = look(world).causes
-    assert cause.change.shell == [
-        "cpumond pool create ann max_operation_count=3 max_running_operation_count=3 --tree default"
-    ]
+    [told] = cause.change.shell
+    assert told == "cpumond pool create ann max_operation_count=3 max_running_operation_count=3 --tree default"
     world.do(msgspec.convert(cause.change.commands[0], ConfigCommand))
     for _ in range(2):
         world.start("ann", cpu=2.0)
@@ -395,9 +394,8 @@ def test_an_advice_that_the_pools_own_options_refuse_changes_these_too():
     world.set_pool("lab", max_operation_count=2)
     world.settle_down()
     [cause] = look(world).causes
-    assert cause.change.shell == [
-        "cpumond pool set lab max_operation_count=4 max_running_operation_count=4 --tree default"
-    ]
+    [told] = cause.change.shell
+    assert told == "cpumond pool set lab max_operation_count=4 max_running_operation_count=4 --tree default"
     for command in cause.change.commands:
         world.do(msgspec.convert(command, ConfigCommand))
     world.settle_down()

@@ -33,10 +33,8 @@ def test_gang_3_jobs_and_events_have_what_yt_shows() -> None:
     operation = run(world, size=1)
     first = world.record(operation).incarnation
     infos = [job_info(job, world.record(operation), "n") for job in world.jobs_of(operation)]
-    assert [(each["job_cookie"], each.get("gang_rank"), each["operation_incarnation"]) for each in infos] == [
-        (0, 0, first),
-        (1, None, first),
-    ]
+    told = [(each["job_cookie"], each.get("gang_rank"), each["operation_incarnation"]) for each in infos]
+    assert told == [(0, 0, first), (1, None, first)]
     (ranked,) = (job.node.id for job in world.jobs_of(operation) if job.gang_rank == 0)
     job = fail(world, ranked)
     world.settle_down(4)

@@ -51,9 +51,8 @@ def test_tasks_and_trees_have_their_defaults_filled_in():
     operation = world.start("a")
     shown = resulting(world, operation)
     (task,) = shown["tasks"].values()
-    assert {"job_count", "cpu_limit", "memory_limit", "user_slots", "command", "environment", "interruptible"} <= set(
-        task
-    )
+    named = {"job_count", "cpu_limit", "memory_limit", "user_slots", "command", "environment", "interruptible"}
+    assert named <= set(task)
     options = shown["scheduling_options_per_pool_tree"]["default"]
     assert (options["pool"], options["weight"], options["max_share_ratio"]) == ("a", 1.0, 1.0)
     assert options["max_unpreemptible_running_job_count"] == 10
@@ -76,9 +75,8 @@ def test_changed_parameters_show_and_a_finished_operation_keeps_its_own():
 
 def record(**spec: Any) -> OperationRecord:
     trees = {"default": OperationTreeOptions("a", weight=2.0)}
-    return OperationRecord(
-        "1-2-3-4", 1, "me", 0.0, (Task("t", 1, spec={"note": 1}, command=("a", "b")),), trees, spec=spec
-    )
+    task = Task("t", 1, spec={"note": 1}, command=("a", "b"))
+    return OperationRecord("1-2-3-4", 1, "me", 0.0, (task,), trees, spec=spec)
 
 
 def test_what_means_nothing_here_stays_as_it_was_given():

@@ -152,9 +152,8 @@ def test_6_2_at_its_limit_it_does_not_starve_and_the_limit_is_named_first(servic
     answer = service.why(held)
     assert answer.lines[0].endswith("; why it waits: resource limits of pool a leave no room for another job")
     assert 'it is at the limit of pool "a": another job would exceed it; it does not starve' in service.lines(held)
-    assert describe_pool(service.pool("a"), service.now) == (
-        "not starving: it is at its limit: another job would exceed it"
-    )
+    told = describe_pool(service.pool("a"), service.now)
+    assert told == "not starving: it is at its limit: another job would exceed it"
     rival = service.begin("a", 1, cpu=2.0)
     for _ in range(3):
         service.step(60.0)
@@ -178,13 +177,10 @@ def test_6_2_what_an_element_has_that_does_not_starve(service, guarantee, spec, 
     operation_id = service.begin("p", **spec)
     service.begin("q", 20, cpu=0.5)
     service.settle_down()
-    for element in (service.pool("p"), service.element(operation_id)):
-        standing = find_standing(element)
-        if element is service.pool("p"):
-            assert (standing.kind, standing.text[: len(text)]) == (kind, text)
-        else:
-            assert standing.kind == kind
-    assert standing.text in service.lines(operation_id)
+    of_pool, of_operation = find_standing(service.pool("p")), find_standing(service.element(operation_id))
+    assert (of_pool.kind, of_pool.text[: len(text)]) == (kind, text)
+    assert of_operation.kind == kind
+    assert of_operation.text in service.lines(operation_id)
 
 
 def test_preemptions_are_told_to_both_sides(service):
@@ -316,9 +312,8 @@ def test_a_tree_that_goes_takes_operations_along(service):
     service.node("n1", cpu=4.0)
     operation_id = service.begin("a")
     plan = service.plan(commands.RemoveTree(TREE, recursive=True))
-    assert any(
-        f"1 operation would be aborted because no tree is left for it: {operation_id}" in note for note in plan.notes
-    )
+    told = f"1 operation would be aborted because no tree is left for it: {operation_id}"
+    assert any(told in note for note in plan.notes)
     assert any("1 node matches the nodes_filter of no tree" in note for note in plan.notes)
 
 
@@ -346,10 +341,8 @@ def test_a_guarantee_that_one_small_operation_can_hold_up_has_a_warning(service)
     small, large = (service.set("a", strong_guarantee_resources={"cpu": cores}) for cores in (1, 2))
     assert service.plan(small).warnings == []
     (warning,) = service.plan(large).warnings
-    assert (
-        'the guarantee of pool "a" may have to wait for jobs of others to end: an operation of at most 9 jobs'
-        in warning
-    )
+    told = 'the guarantee of pool "a" may have to wait for jobs of others to end: an operation of at most 9 jobs'
+    assert told in warning
     service.do(large)
     assert service.plan(service.set("a", weight=2)).warnings == []
     service.set_tree(max_unpreemptible_running_job_count=8)

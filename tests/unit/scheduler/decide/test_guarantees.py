@@ -37,11 +37,8 @@ def test_6_10_beside_one_large_job_the_guarantee_needs_the_option(options, cause
     world.settle_down(20)
     assert [len(world.jobs_of(each)) for each in ids] == [1, 1, 0]
     report = in_pool(find_idle(world.state, world.tree(), world.now), "b", frozenset(), frozenset())
-    assert report.sentence.startswith(
-        f"pool b is allocated 0 of 6 guaranteed cores while others hold the CPU: {cause}"
-        if cause is COUNT
-        else "pool b is allocated 0 of 6 guaranteed cores while others hold the CPU: others' jobs are within the fair "
-    )
+    why = cause if cause is COUNT else "others' jobs are within the fair "
+    assert report.sentence.startswith(f"pool b is allocated 0 of 6 guaranteed cores while others hold the CPU: {why}")
     assert cause in report.sentence
     assert report.causes[0].change.shell == ["cpumond tree set default guarantee_tolerance=1"]
     world.set_tree(guarantee_tolerance=1.0)
@@ -72,9 +69,8 @@ def test_6_10_a_guarantee_means_all_of_itself(tolerance, allotted):
     assert world.cores("prod") == allotted
     if tolerance is None:
         report = in_pool(find_idle(world.state, world.tree(), world.now), "prod", frozenset(), frozenset())
-        assert "starving begins below 0.8 of it (fair_share_starvation_tolerance); set guarantee_tolerance" in (
-            report.sentence
-        )
+        told = "starving begins below 0.8 of it (fair_share_starvation_tolerance); set guarantee_tolerance"
+        assert told in report.sentence
 
 
 @pytest.mark.parametrize(

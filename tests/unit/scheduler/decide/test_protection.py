@@ -91,9 +91,8 @@ def test_6_5_a_pool_at_its_share_is_named_with_usage_and_share():
     assert causes(world) == {("share", "rich"): 10}
     assert explain(world) == (
         '100.0% of the cluster is allocated to pool "rich", whose fair share is 100.0%: it has no more than its '
-        "share and keeps its 10 jobs "
-        '(preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation could reduce '
-        'it to 0.5 of that share, but enable_aggressive_starvation of pool "poor" is false'
+        'share and keeps its 10 jobs (preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation '
+        'could reduce it to 0.5 of that share, but enable_aggressive_starvation of pool "poor" is false'
     )
 
 
@@ -157,9 +156,8 @@ def test_many_operations_are_summed_up_and_none_is_told_of():
 def test_what_is_told_as_free_is_what_a_node_would_take():
     for tree in ({}, {"max_unpreemptible_running_job_count": 11}):
         world = make_world(**tree)
-        plan = plan_preemption(
-            world.tree.nodes["n0"], Targets([(world.tree.operations["late"], "normal")]), 100.0, ZERO
-        )
+        targets = Targets([(world.tree.operations["late"], "normal")])
+        plan = plan_preemption(world.tree.nodes["n0"], targets, 100.0, ZERO)
         assert (plan is not None) == (("free", "big") in causes(world))
 
 

@@ -38,9 +38,8 @@ def test_who_used_all_has_less_and_has_its_due_again_later() -> None:
     # a had all that both used: 2^(1 - 1 / 0.5) against 2^1.
     assert shares(world, "a", "b") == pytest.approx([0.2, 0.8], abs=0.01)
     told = explain_operation(world.state, world.record(first), world.now, {}, world.rights)
-    assert any(
-        "its weight is multiplied by 0.50 because it had 100%" in line for part in told.trees for line in part.lines
-    )
+    words = "its weight is multiplied by 0.50 because it had 100%"
+    assert any(words in line for part in told.trees for line in part.lines)
     world.complete(first)
     world.settle_down()
     run(world, 2 * HOUR_S)

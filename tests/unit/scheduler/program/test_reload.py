@@ -50,16 +50,13 @@ def test_tokens_and_groups_are_read_anew(tmp_path: Path) -> None:
 
 def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
     files = Files(tmp_path)
+    bob = f"bob:{hash_token('b')}"
     for tokens, more, words in (
         ("alice", "[groups]\n", "tokens: line 1: expected"),
-        (f"bob:{hash_token('b')}", "[group]\n", "did you mean 'groups'?"),
-        (
-            f"bob:{hash_token('b')}",
-            '[groups]\nml = "alice"\n',
-            'groups.ml: must be a list of users, for example ["alice"',
-        ),
-        (f"bob:{hash_token('b')}", '[groups]\nowner = ["alice"]\n', "'owner' is no name of a group: access lists"),
-        (f"bob:{hash_token('b')}", '[groups]\nml = [""]\n', "'' is no user: expected 1 to 256"),
+        (bob, "[group]\n", "did you mean 'groups'?"),
+        (bob, '[groups]\nml = "alice"\n', 'groups.ml: must be a list of users, for example ["alice"'),
+        (bob, '[groups]\nowner = ["alice"]\n', "'owner' is no name of a group: access lists"),
+        (bob, '[groups]\nml = [""]\n', "'' is no user: expected 1 to 256"),
     ):
         files.write(tokens, more)
         line = files.reload()

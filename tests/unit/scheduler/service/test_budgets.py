@@ -77,14 +77,9 @@ class Cluster:
         self.scheduler = self.node.scheduler = make_scheduler(self.store, self.clock)
 
     def end(self, number: int) -> None:
-        for job_id in list(self.node.jobs)[:number]:
-            job = self.node.jobs[job_id]
-            self.node.finish(
-                job_id,
-                start_time=job.started_at,
-                finish_time=self.clock.at,
-                ordered_cpu_seconds=job.ordered_cpu_seconds,
-            )
+        for job_id, job in list(self.node.jobs.items())[:number]:
+            facts = {"finish_time": self.clock.at, "ordered_cpu_seconds": job.ordered_cpu_seconds}
+            self.node.finish(job_id, start_time=job.started_at, **facts)
 
     def account(self, name: str = "a") -> Account:
         return next(each for each in self.scheduler.state.budgets.values() if each.name == name)
@@ -139,10 +134,8 @@ async def test_stop_lets_what_runs_go_on_and_starts_nothing_and_why_names_it(clu
     state = cluster.scheduler.state
     element = state.operations[waiting].elements["default"]
     cause = Causes(state.trees["default"]).of(element).cause
-    assert (cause.key, cause.text) == (
-        "budget:pool a",
-        "the core-hour budget of pool a is spent: no new job starts until its next period or until it is raised",
-    )
+    told = "the core-hour budget of pool a is spent: no new job starts until its next period or until it is raised"
+    assert (cause.key, cause.text) == ("budget:pool a", told)
     lines = explain_operation(state, element.operation.record, cluster.clock.at, {}).trees[0].lines
     assert any("10 of 10 core-hours ordered this month (100%), spent: no new job starts" in line for line in lines)
     await cluster.set_budget(core_hours=100)  # live
@@ -227,9 +220,8 @@ async def test_it_is_in_json_and_metrics_and_the_forecast_of_constant_use_holds(
     assert (view.spent_core_hours, view.level, view.forecast_day) == (pytest.approx(192), "within", None)
     await cluster.set_budget(core_hours=620)
     view = view_budget(cluster.account(), cluster.clock.at)
-    assert (
-        view.text == "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
-    )
+    told = "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
+    assert view.text == told
     text = MetricsText(cluster.scheduler, 10).encode().decode()
     assert 'cpumond_budget_spent_core_hours{kind="pool",name="a",tree="default"} 192.0' in text
 

@@ -13,10 +13,8 @@ from cpumond.scheduler.settings.commands import ChangeTree, CreatePool, CreateTr
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
-Outcome = list[str]
 
-
-async def _execute_together(scheduler: Scheduler, commands: list[tuple[StartOperation, str]]) -> Outcome:
+async def _execute_together(scheduler: Scheduler, commands: list[tuple[StartOperation, str]]) -> list[str]:
     """All of them while one other write holds up the store; the text of each refusal, "" for none."""
     writing, released = hold_next_write(scheduler.store)
     blocking = asyncio.ensure_future(scheduler.execute(CreatePool("default", "blocking", "<Root>", {}), "root"))

@@ -146,7 +146,6 @@ async def test_the_log_of_a_job_that_has_ended_is_read_too(store):
 
 
 def ask(scheduler: Scheduler, what: str, operation: str, job: str) -> Awaitable[Any]:
-    """Read a log, or ask about a job."""
     if what == "log":
         return scheduler.read_log(operation, job, "stdout", 10)
     return scheduler.ask_job(operation, job, what)

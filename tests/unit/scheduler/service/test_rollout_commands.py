@@ -53,7 +53,6 @@ class Played:
                     self.fleet.beat(host)
 
     def change(self, what, number, host):
-        """A host becomes another one."""
         tags, bound, may, _ = host
         played = self.fleet.hosts[number % len(self.fleet.hosts)]
         node, about = self.world.state.nodes[played.id], self.fleet.about[played.id]
@@ -85,12 +84,7 @@ def find_effect(node, level):
 
 @example(
     # A host that does not know "guarantee" did less than it was told.
-    [
-        (set(), "off", True, True),
-        (set(), "off", True, True),
-        (set(), "off", True, True),
-        ({"a"}, "up-only", True, True),
-    ],
+    [*[(set(), "off", True, True)] * 3, ({"a"}, "up-only", True, True)],
     [
         rollout.SetStage(nodes_filter="%true", level="guarantee", canary_ratio=1.0),
         rollout.SetStage(nodes_filter="a", level="weight", canary_ratio=0.5),

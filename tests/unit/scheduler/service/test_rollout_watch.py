@@ -76,7 +76,6 @@ class Fleet:
 
     @property
     def told(self) -> list[str]:
-        """What the hosts are told, each level once."""
         return sorted({self.world.state.nodes[host.id].level for host in self.hosts})
 
 
@@ -119,9 +118,7 @@ def test_who_goes_on_by_itself_says_which_hosts_no_canary_was_like(fleet):
     fleet.about["late"] = msgspec.structs.replace(ABOUT, bound="weight")
     fleet.live(30)
     assert fleet.stage().state == "everywhere"
-    assert fleet.said == [
-        "the canary was within its budget for 20 s; 1 host may now do more, without a canary"
-    ]  # fmt: skip
+    assert fleet.said == ["the canary was within its budget for 20 s; 1 host may now do more, without a canary"]
 
 
 def test_hosts_that_were_told_more_and_do_not_do_it_yet_are_not_as_told(fleet):

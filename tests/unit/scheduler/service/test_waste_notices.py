@@ -17,8 +17,6 @@ AT_S = 6 * 3600.0
 
 
 class Site:
-    """A store, a clock, and a webhook that answers ``answer``."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at = MONDAY + AT_S
         self.records: dict[str, bytes] = {"of another": b"{"}

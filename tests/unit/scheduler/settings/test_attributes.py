@@ -150,9 +150,8 @@ def test_the_documents_spelling_of_a_pool() -> None:
 
 
 def test_none_is_not_set() -> None:
-    assert read_pool({"weight": None, "resource_limits": {"cpu": None, "memory": 1}}) == read_pool(
-        {"resource_limits": {"memory": 1}}
-    )
+    found = read_pool({"weight": None, "resource_limits": {"cpu": None, "memory": 1}})
+    assert found == read_pool({"resource_limits": {"memory": 1}})
     assert read_tree({"config": None}) == model.TreeSettings()
 
 

@@ -87,15 +87,9 @@ def strong(**amounts: float) -> dict[str, Any]:
 
 
 FAMILY = (
-    CreateTree("t"),
-    CreatePool("t", "b"),
-    CreatePool("t", "b2", "b"),
-    CreatePool("t", "b1", "b"),
-    CreatePool("t", "a"),
-    CreatePool("t", "b11", "b1"),
-)
-
-
+    CreateTree("t"), CreatePool("t", "b"), CreatePool("t", "b2", "b"), CreatePool("t", "b1", "b"),
+    CreatePool("t", "a"), CreatePool("t", "b11", "b1"),
+)  # fmt: skip
 REFUSED: list[tuple[ConfigCommand, int, str]] = [
     (CreateTree("t"), ALREADY_EXISTS, 'Pool tree "t" already exists'),
     (CreateTree("u", {"max_operation_count": 0}), GENERIC, 'pool tree "u": max_operation_count: must'),

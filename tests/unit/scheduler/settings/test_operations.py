@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from scheduler_world import World, describe
+from scheduler_world import World, describe, make_task
 
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobRecord, OperationRecord, Task
@@ -171,10 +171,9 @@ def test_a_job_that_no_node_can_hold_is_told_of():
     world.node("elsewhere", cpu=99, tags=("x",))
     assert started(world, cpu=16.0, memory=10) == ()
     assert started(world, cpu=17.0) == ('no job of task "t" can start: 17 cores, largest node 16',)
-    together = started(world, cpu=16.0, memory=100)
-    assert together == (
-        'no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has enough of each',
-    )
+    [together] = started(world, cpu=16.0, memory=100)
+    told = 'no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has enough of each'
+    assert together == told
     assert started(world, cpu=17.0, pool_trees=["default", "other"]) == ()
     stuck = [live for live in world.state.operations.values() if find_stuck_tasks(live)]
     assert len(stuck) == 3
@@ -204,12 +203,7 @@ def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
         world.create_pool("p")
         if "other" in world.state.trees:
             world.create_pool("p", tree="other")
-    task = {
-        "command": "true",
-        "job_count": 1,
-        "cpu_limit": task_and_spec.pop("cpu", 1.0),
-        "memory_limit": task_and_spec.pop("memory", 0),
-    }
+    task = make_task(cpu_limit=task_and_spec.pop("cpu", 1.0), memory_limit=task_and_spec.pop("memory", 0))
     return world.do(operations.StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
 
 

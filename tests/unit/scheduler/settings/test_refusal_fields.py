@@ -1,6 +1,4 @@
-"""A refusal that is about one option names it in its attribute ``field``, by the documents' name: where it depends on
-what is there already. ``test_attributes``, ``test_validation`` and ``test_operations`` ask the same of all that they
-refuse."""
+"""A refusal that is about one option and depends on what is there already names the option in ``field``."""
 
 from typing import Any
 

@@ -376,10 +376,8 @@ def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
     node = world.node("n1")
     world.run("p", task={"redirect_stdout_to_stderr": True, "command": command})
     [job] = node.jobs.values()
-    ordered = job.order.command
-    done = subprocess.run(
-        ordered if isinstance(ordered, list) else ["sh", "-c", ordered], capture_output=True, check=True, text=True
-    )
+    ordered = job.order.command if isinstance(command, list) else ["sh", "-c", job.order.command]
+    done = subprocess.run(ordered, capture_output=True, check=True, text=True)
     assert (done.stdout, done.stderr) == ("", "y\nx\n")
 
 

@@ -106,9 +106,8 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     world.step(20.0)
     world.settle_down()
     assert world.record(operation).state == "failed"
-    assert '2 jobs failed, max_failed_job_count is 2; all 2 failures were on node "n1"; last: Job time limit' in (
-        world.record(operation).error
-    )
+    told = '2 jobs failed, max_failed_job_count is 2; all 2 failures were on node "n1"; last: Job time limit'
+    assert told in world.record(operation).error
     assert (world.job_counts(operation), node.jobs) == (JobCounts(failed=2), {})
 
 

@@ -40,9 +40,8 @@ def test_tag_1_one_that_no_online_node_fits_fails_after_a_minute():
     world.do(SetNodeTags("n2", tags=("gpu",)))
     world.settle_down(10)
     record = world.record(operation)
-    assert (record.state, record.error) == (
-        "failed", f'No online node fits scheduling_tag_filter "ssd & gpu" of operation {operation}',
-    )  # fmt: skip
+    told = f'No online node fits scheduling_tag_filter "ssd & gpu" of operation {operation}'
+    assert (record.state, record.error) == ("failed", told)
     assert record.failure is not None
     assert record.failure.message == record.error
     assert places(world, other) == "n2"

@@ -75,7 +75,6 @@ def refused(path: str) -> str:
 
 
 def files(path: str) -> dict[str, bytes]:
-    """The content of the database and of its companions."""
     parts = [Path(path), Path(f"{path}-wal"), Path(f"{path}-journal")]
     return {part.name: part.read_bytes() for part in parts if part.is_file()}
 
