@@ -54,7 +54,7 @@ class Rights:
 
     @property
     def is_open(self) -> bool:
-        """Return whether no tree has any access list or requires one, as before access lists existed."""
+        """Return whether no tree has or requires any access list: rights are those from before access lists existed."""
         return all(
             not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
             for tree in self.state.config.trees.values()
@@ -73,7 +73,7 @@ class Rights:
         return judge(self.user, permission, self.access_to_operation(record))
 
     def access_to_operation(self, record: OperationRecord) -> Access:
-        """Everything that decides about an operation: entries of all its trees, of which one that allows is enough."""
+        """Everything that decides about an operation: entries of all its trees. One that allows is enough."""
         what = f"operation {record.id}"
         entries = [StandingEntry(entry, what) for entry in record.acl]
         pools = [self.access_to(*place) for place in self.places_of(record)]

@@ -234,7 +234,7 @@ def _raised(pool: PoolConfig, edits: list[Edit]) -> list[str]:
         attributes, _, _ = edit("pool", pool.attributes, pool.spelled, edits)
         new = read_pool(attributes)
     except CommandError:
-        return ["a refused value"]  # missing rights are reported before the value
+        return ["a refused value"]  # missing rights are reported before a wrong value
     return [name for name in sorted(GUARANTEES) if _gets_more(name, pool.settings, new)]
 
 
@@ -334,7 +334,7 @@ def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterat
 
 
 def _transfer(state: State, command: commands.TransferPoolResources, _: Rights) -> Iterator[Need]:
-    """Yield ``write`` on the parent of each changed pool: of both pools, and their ancestors below the common one."""
+    """Yield ``write`` on the parents of the changed pools: of both, and of their ancestors below the common one."""
     tree = state.config.trees.get(command.tree)
     if tree is None or command.source not in tree.pools or command.destination not in tree.pools:
         return
@@ -420,7 +420,7 @@ def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
 
 def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
     target = make_target(state.config, command, _planned_ids()).config
-    # These commands reverse the changes from the target to the present: in them pools have their present names.
+    # These commands reverse the changes from the target to the present, so they call pools by their present names.
     for each in list_reverse_commands(compare_configs(target, state.config, exact=True)):
         yield from list_needs(state, each, rights)
     yield from _inherit_at_once(state.config, target)

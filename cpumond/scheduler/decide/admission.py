@@ -27,7 +27,7 @@ from cpumond.scheduler.model import (
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """An operation's pool in one tree. ``parent``: where an ephemeral pool is created. Of the root: itself."""
+    """An operation's pool in one tree. ``parent``: the pool's parent, or the parent to be; for the root, the root."""
 
     name: str
     parent: PoolElement
@@ -58,7 +58,7 @@ class Ahead:
     running_of: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, record: OperationRecord, trees: Mapping[str, Tree]) -> bool:
-        """Count an operation. False if it creates a pool: the next one has to wait until this one is in its tree."""
+        """Count an operation. False if it creates a pool: the next operation waits until this one is in its tree."""
         pools = {name: trees[name].pools.get(options.pool) for name, options in record.trees.items()}
         self.count += 1
         for name, pool in pools.items():
@@ -76,7 +76,7 @@ NONE_AHEAD: Final = Ahead()
 
 
 def default_parent(tree: Tree) -> PoolElement:
-    """The parent of new ephemeral pools: ``default_parent_pool``, or the root if that cannot have sub-pools (2.4)."""
+    """The parent of new ephemeral pools: ``default_parent_pool`` or, if it can have no sub-pools, the root (2.4)."""
     name = tree.config.settings.default_parent_pool
     pool = tree.pools.get(name)
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
@@ -84,8 +84,8 @@ def default_parent(tree: Tree) -> PoolElement:
 
 def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
     """Choose the pool for an operation of ``user`` that asks for pool ``wanted``; "" means the pool named after its
-    user (2.8, 2.9). ``moved`` is the operation if it is live: an ephemeral pool that would become empty without it does
-    not count. Raises CommandError; changes nothing."""
+    user (2.8, 2.9). ``moved``: the operation, if it is live; an ephemeral pool that would become empty without it does
+    not count for its user's limit. Raises CommandError; changes nothing."""
     name = wanted or user
     if name == ROOT_POOL:
         if tree.config.settings.forbid_immediate_operations_in_root:
@@ -211,7 +211,7 @@ def is_inner(pool: PoolElement) -> bool:
 
 
 def check_start(tree: Tree, choice: PoolChoice, ahead: Ahead) -> None:
-    """Raises CommandError with code TOO_MANY_OPERATIONS if a limit on the way to the root is reached (3.1)."""
+    """Raises CommandError with code TOO_MANY_OPERATIONS if a pool on the way to the root may have no more (3.1)."""
     most, _ = operation_limits(choice.settings, tree.config.settings)
     if most == 0:
         raise _too_many(choice.name, 0, tree.name)
@@ -282,7 +282,7 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
 
 
 def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
-    """Check that a live operation may move: only limits of pools new to it count (3.5). Raises CommandError."""
+    """Check that a live operation may move: only limits of pools that it enters count (3.5). Raises CommandError."""
     old = set(element.ancestors())
     if choice.pool is None:
         most, running = operation_limits(choice.settings, tree.config.settings)

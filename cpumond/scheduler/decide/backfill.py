@@ -16,8 +16,8 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 FORGIVEN: Final = 2
-"""Number of an operation's jobs that may run longer than expected. In large operations, it is this many times the
-fraction that ``backfill_quantile`` leaves out."""
+"""Number of an operation's jobs that may run longer than expected. In a large operation, this many times the number of
+jobs that ``backfill_quantile`` leaves out may do so."""
 
 
 def _list_limits(record: OperationRecord, task: Task, began: float) -> list[float]:
@@ -29,8 +29,8 @@ def _list_limits(record: OperationRecord, task: Task, began: float) -> list[floa
 def find_refusal(
     element: OperationElement, task: Task, times: RunTimes, ready_at: float, now: float
 ) -> tuple[float, str]:
-    """Return how long a job of the task would run if it started now: the maximum in seconds, as far as known. And
-    return why it may not use reserved resources until ``ready_at``; "" if it may."""
+    """Return the maximum seconds, as far as known, for which a job of the task would run if it started now, and why it
+    may not use reserved resources until ``ready_at``; "" if it may."""
     operation, settings = element.operation, element.tree.config.settings
     if operation.record.is_gang:
         return 0.0, "it is a gang"
@@ -49,8 +49,8 @@ def find_refusal(
 
 
 def find_ready(kept: Reservation, times: RunTimes, now: float) -> float:
-    """Return when all reserved resources are expected to be free: by then half of all jobs similar to those that hold
-    them have ended. A job whose run time is unknown may end at any moment."""
+    """Return when all reserved resources are expected to be free: a job on them is expected to end when half of the
+    jobs similar to it have ended. A job whose run time is unknown may end at any moment."""
     return max((_find_ready_on(node, room, times, now) for node, room in kept.rooms.items()), default=now)
 
 

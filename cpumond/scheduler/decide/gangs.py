@@ -53,7 +53,7 @@ class Reservation:
     """When all reserved resources are expected to be free, computed at ``looked_at``; None: not computed yet."""
     looked_at: float = 0.0
     takers: Sequence[tuple[OperationElement, Task, float]] = ()
-    """Operations whose jobs may use the resources until then, in the order of service, and their longest run in s."""
+    """Operations whose jobs may use the resources until ``ready_at``, as served, and the longest run of each in s."""
 
 
 def may_take_back(element: OperationElement) -> bool:
@@ -94,7 +94,7 @@ def find_limit(element: OperationElement) -> str:
 
 
 def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
-    """Return the free resources of each node without reclaimed CPU (1.10)."""
+    """Return the free resources of each node; of its CPU only what no ordinary or foreign job has requested (1.10)."""
     return {
         node: (slots, min(cpu, node.unordered_cores), gpu, memory, network)
         for node, (slots, cpu, gpu, memory, network) in rooms.items()
@@ -102,8 +102,8 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
-    """Return a place in the free resources of the nodes for each job that it needs; None if none is found. Tries the
-    fullest node that can hold a job first, then the emptiest first, then further placements, at most MOST_STEPS."""
+    """Return a place in the free resources of the nodes for each job that it needs; None if some job has none. Tries
+    the fullest node that can hold a job first, then the emptiest first, then further placements, at most MOST_STEPS."""
     free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
     if not free or not fits(sum_vectors(free), sum_needed(element)):
         return None
@@ -186,8 +186,8 @@ class _Packing:
 
 
 def find_reservation(element: OperationElement, nodes: Iterable[Node], now: float, until: float) -> Reservation | None:
-    """Return the resources to reserve for a gang: for each job those of the node that lacks least. Returns None if even
-    empty nodes are too small."""
+    """Return the resources to reserve for a gang: for each job, on the node where least is missing for it. Returns None
+    if even empty nodes are too small."""
     takes_back = may_take_back(element)
     free = {node: add(node.free, sum_backfilled(node)) if takes_back else node.free for node in nodes}
     empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
@@ -223,7 +223,7 @@ def plan_for_gang(
     target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float, spare: Vector
 ) -> GangPlan | None:
     """Return all jobs of a starving gang to start, with their victims on several nodes. If not all jobs would fit, no
-    job is preempted: it returns None.
+    job is preempted, and the result is None.
 
     ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``; each victim is
     checked after the loss of all victims before it, on any node. Jobs that fit without victims are placed first."""
@@ -300,7 +300,7 @@ class _GangSearch:
         stage = self.stages.get(node)
         if stage is None:
             stage = self.stages[node] = SwapStage(node, self.target.tree, self.priority, self.now)
-            if stage.settings.enable_backfill:  # the gang may use their resources already, or they are another gang's
+            if stage.settings.enable_backfill:  # a backfilled job's resources are free for this gang, or another gang's
                 stage.candidates = [each for each in stage.candidates if each.jobs[0].backfill_until is None]
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))

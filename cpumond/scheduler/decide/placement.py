@@ -24,15 +24,15 @@ MAX_NAMED = 10
 """Maximum number of tasks of one operation that are named in warnings."""
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
-"""Reason of an operation with ``allow_reclaimed = false``: other jobs have requested the free CPU (1.10)."""
+"""Why an operation with ``allow_reclaimed = false`` gets no job: other jobs have requested the free CPU (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
-"""Reason of an operation that may not use a node: a tag filter, its own or of a pool above, forbids it (2.13)."""
+"""Why an operation gets no job on a node: a tag filter, its own or that of a pool above, forbids it (2.13)."""
 OTHER_NODE = "other_node"
 NO_SECRETS = "no_secrets_on_node"
-"""Reason of an operation with secrets on a node whose agent cannot pass them to jobs (12.6)."""
+"""Why an operation with secrets gets no job on a node: the agent there cannot pass them to jobs (12.6)."""
 NO_KEY = "has secrets that this scheduler cannot read: an administrator must restore their key (secrets_key_file)"
 GANG_WAITS = "gang_room"
-"""Reason of a gang whose jobs do not all fit at once."""
+"""Why a gang gets no jobs: not all of them fit at once."""
 
 NO_ENTRY = 0
 """Version of a child that wants no jobs."""
@@ -51,7 +51,7 @@ def satisfaction(element: Element) -> float:
 
 
 def satisfaction_of(usage: Vector, fair: Vector, demand: Vector, total: Vector = ONE) -> float:
-    """Return the satisfaction by section 7.2. ``usage`` is absolute if ``total`` is the cluster's, or else a share."""
+    """Return the satisfaction by section 7.2. ``usage``: absolute, with the cluster's ``total``; or a share."""
     # Called for every pool above each job that starts, so it is one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
     for used, t, f, d in zip(usage, total, fair, demand, strict=True):
@@ -86,8 +86,8 @@ def wants_jobs(element: OperationElement) -> bool:
 
 class ServiceOrder:
     """The order in which the operations of one tree are served, from one fair-share update to the next (7.1). ``kind``:
-    if filters forbid nodes (2.13), the kind of nodes served: operations that may not use them are left out, to save
-    visits. None: all operations are in it. Each change reaches all orders of a tree."""
+    if filters forbid nodes (2.13), the kind of nodes served by this order: to save visits, it leaves out operations
+    that may not use them. None: it contains all operations. Each change reaches all orders of a tree."""
 
     def __init__(self, tree: Tree, kind: Kind | None = None) -> None:
         self.tree = tree
@@ -97,7 +97,7 @@ class ServiceOrder:
         self._valid: dict[Element, int] = {}
         """Child -> the version of its valid entry, or NO_ENTRY; has every child that ever had an entry."""
         self._ranks: dict[Element, int] = {}
-        """Child -> its rank among its siblings; children that came after this order was made have none."""
+        """Child -> its rank among its siblings; children added after this order was made have no rank."""
         self._version = 0
         self._aside: list[OperationElement] = []
         self._of_kinds: dict[Kind, ServiceOrder] = {}
@@ -166,8 +166,8 @@ class ServiceOrder:
         """Return a pool's key: that of its best child (7.1); its own satisfaction decides between equal ones. None if
         no child wants a job.
 
-        A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has
-        a child without jobs: by the minimum alone, the first such pool would get every slot even far above its share.
+        A pool above its own fair share is served by its own satisfaction. Otherwise a pool with more operations than
+        jobs could get every slot even far above its share: some child has no job, so the minimum would always be 0.
         """
         top = self._top(heap)
         if top is None:
@@ -221,7 +221,7 @@ class ServiceOrder:
         changed.clear()
 
     def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
-        """Sort operations that want jobs for preemptive stages (6.6): at every level the least satisfied come first."""
+        """Sort, for preemptive stages (6.6), operations that want jobs: the least satisfied first at every level."""
         inside: dict[PoolElement, list[Element]] = {}
         for element in elements:
             side: Element = element
@@ -270,7 +270,7 @@ class ServiceOrder:
 
 
 def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[NodeSizes]) -> list[str]:
-    """Return sentences about tasks whose jobs fit no node of some trees, even if it were empty, or about a gang that no
+    """Return sentences about tasks whose jobs fit no node of some trees, not even an empty one, or about a gang that no
     tree could hold at once. ``jobs``: the number of jobs of each task. Trees without nodes do not count."""
 
     def find_first(told: list[str]) -> str:
@@ -314,7 +314,7 @@ def fits_orders(unordered_cores: float, cores: float) -> bool:
 
 
 def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
-    """Whether unrequested CPU is enough for a job of the operation. Always, if it allows reclaimed CPU."""
+    """Whether unrequested CPU is enough for a job of the operation. True if it allows reclaimed CPU."""
     return record.allow_reclaimed or fits_orders(unordered_cores, cores)
 
 
@@ -406,7 +406,7 @@ def place_jobs(
 
     Each start is counted on the whole path at once, so the next choice takes it into account. A start that is refused
     at any level is counted nowhere. ``place_gang`` starts all jobs of a gang on any nodes, or returns why not (7.3).
-    ``reserved``: what is kept for one on this node. ``shuns``: whether an operation whose jobs failed waits for a
+    ``reserved``: what this node keeps for a gang. ``shuns``: whether an operation whose jobs failed waits for a
     different node (2.14)."""
     started: list[Job] = []
     order.catch_up()

@@ -75,7 +75,7 @@ class Targets:
 
 @dataclass(slots=True, eq=False)
 class _Below:
-    """At or below one element: the children on the way to targets, with their rank, and the requests of the targets."""
+    """Targets at or below one element: its children on the way to them, with their ranks, and the targets' requests."""
 
     children: dict[Element, int] = field(default_factory=dict)
     orders: dict[Vector, None] = field(default_factory=dict)
@@ -101,8 +101,8 @@ def plan_preemption(
 
     Jobs do not change places back and forth. Consider both sides below the lowest common pool of victim and target. The
     victim's side must after its losses still be better satisfied (7.2) than the target's side is now. It must also keep
-    its fair share, or be better by ``LEAST_GAIN``: fair shares themselves follow usage a little. Then a swap raises the
-    lesser of the two satisfactions; the reverse swap would lower it again and is refused."""
+    its fair share, or be the better satisfied by ``LEAST_GAIN``: fair shares follow usage a little. Then a swap raises
+    the lesser of the two satisfactions; the reverse swap would lower it again and is refused."""
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
     for priority in _STAGES:
@@ -138,9 +138,9 @@ class _Budget:
 
 
 class _Search:
-    """The way through the pools, in the order of service, to the first target for which victims are found. A request
-    that fails for one target fails for all that join the candidates' path at the same pool from a side that is no less
-    satisfied. So the cost depends on the pools near the candidates, not on all that starve."""
+    """The way through the pools, in the order of service, to the first target for which victims are found. If a request
+    fails for one target, it fails for each target whose path joins the candidates' path at the same pool, from a side
+    at least as satisfied. So the cost depends on the pools near the candidates, not on the number of targets."""
 
     def __init__(
         self,
@@ -168,14 +168,14 @@ class _Search:
         orders = [order for order in below.orders if dominates(available, order)]
         children: Iterable[Element] = below.children
         if not orders:
-            # Only jobs that a pool further down releases to targets inside that pool can be enough here.
+            # Enough can be freed only by jobs that a pool further down releases to targets inside itself.
             inside = stage.inside.get(pool, ()) if stage.conditional else ()
             children = sorted((child for child in inside if child in below.children), key=below.children.__getitem__)
         for child in children:
             if isinstance(child, PoolElement) and child in stage.pools:
                 plan = self.visit(child, available)
             elif orders:
-                # The side decides whether a guarantee is claimed.
+                # Each side claims a guarantee or not, so a failure counts for this side only.
                 joint = child if self.stage.by_guarantee else pool
                 plan = self._try(joint, child, orders, local_satisfaction(child))
                 orders = [order for order in orders if not self._is_hopeless(pool, order, 0.0)]

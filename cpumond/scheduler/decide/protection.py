@@ -60,7 +60,7 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
     use (2.13); entries with most jobs first.
 
     There is one entry per element and cause. Cause "free" is for jobs that nothing protects. Each heartbeat decides
-    whether a node has enough of them and whether the swap leaves the others no worse off than the target is now."""
+    whether a node has enough of them and whether the swap leaves their owners no worse off than the target is now."""
     own = set(target.ancestors())
     aggressive = priority == "aggressive"
     found: dict[tuple[Cause, OperationElement | PoolElement], int] = {}

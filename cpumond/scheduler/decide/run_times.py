@@ -58,7 +58,7 @@ class Seen:
 
 
 class RunTimes:
-    """The latest jobs of all kinds. Of more than ``most_kinds``, the kinds not seen for longest are dropped."""
+    """The latest jobs of all kinds. Beyond ``most_kinds``, the kinds not seen for longest are dropped."""
 
     def __init__(self, most_kinds: int | None = None) -> None:
         self._seen: dict[Kind, Seen] = {}

@@ -156,7 +156,7 @@ class SnapshotMaker:
         for lender, unlent in self._lenders.items():
             name = UNLENT_PREFIX + lender.name
             if tree.pools.get(lender.name) is lender and name in elements:
-                # Scaled-down guarantees scale what lenders keep: otherwise each pool would wait for the others.
+                # A lender keeps at most its scaled-down guarantee: otherwise each pool would wait for the others.
                 tree.lenders[lender] = least(unlent, of_share(lender.strong_guarantee_share, tree.total))
                 kept = elements[name]
                 for above in (lender, *lender.ancestors()):
@@ -313,7 +313,7 @@ def _unlent(pool: PoolElement) -> Vector:
 
 
 def _keeps_some(pool: PoolElement) -> bool:
-    """Whether a pool keeps what it does not lend. Not while a budget takes its guarantee or stops its starts."""
+    """Whether a pool keeps what it does not lend. It does not while a budget takes its guarantee or stops starts."""
     if not pool.settings.lending_limit or pool.yields:
         return False
     above = (pool, *pool.ancestors())
@@ -333,8 +333,8 @@ def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare
 
 
 def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST) -> dict[PoolElement, Vector]:
-    """Return, for pools above an operation, what is kept from the operation: what other pools below them do not lend
-    and do not use once ``lost`` is gone there (2.17)."""
+    """Return, for pools above an operation, what is kept from it: the resources that other pools below them do not lend
+    and, after these have lost ``lost``, do not use (2.17)."""
     path, kept, lenders = set(element.ancestors()), dict[PoolElement, Vector](), element.tree.lenders
     for lender, unlent in lenders.items():  # lower pools first: pools above include their part
         if lender not in path:
@@ -363,7 +363,7 @@ def limits_beside(element: Element, kept: Vector) -> Vector:
 
 
 def _add_up(pool: PoolElement) -> None:
-    """Set the sums of a pool that was not in the update to those of its children (2.16)."""
+    """Set the shares of a pool that was not in the update to the sums over its children (2.16)."""
     inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
     pool.fair_share = sum_vectors([each.fair_share for each in inside])
     pool.demand_share = sum_vectors([each.demand_share for each in inside])
@@ -475,11 +475,11 @@ def _sum_up(inside: Sequence[Element]) -> tuple[Vector, Vector, Vector]:
 
 
 def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
-    """Return entries of a pool's running operations; pending ones need nothing yet and have none (5.2)."""
+    """Return entries of a pool's running operations; pending ones need nothing yet and have no entry (5.2)."""
     settings = pool.settings
     if settings.mode == "fifo":
         order = fifo_order(pool)
-        # The update itself sorts by weight and start time. It must be given any other order, and that of equal ones.
+        # The update itself sorts by weight and start time. Any other order, also among equals, is passed to it.
         keys = {(operation_weight(element), element.operation.record.start_time) for element in order}
         ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
         entries = []

@@ -25,8 +25,8 @@ def update_starvation(tree: Tree, now: float) -> None:
     """Update the states of all elements after a fair-share update; ``now`` is scheduler time in seconds.
 
     The state machine of section 6.2, on dominant shares. One timer runs from the first update that finds an element
-    below its share; the time-out is that of its present state. It starves once this is exceeded, and is normal once it
-    has its share. The job lists of section 6.4 follow the fair share, so they are marked old."""
+    below its share; the time-out is that of its present state. An element starves when its time-out is over, and is
+    normal once it has its share. The job lists of section 6.4 follow the fair share, so they are marked old."""
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     tree.updated_at = now
     pools_starve = tree.config.settings.enable_pool_starvation
@@ -40,8 +40,8 @@ def update_starvation(tree: Tree, now: float) -> None:
 
 
 def find_limit(element: Element) -> Element | None:
-    """Return the element, or the nearest pool above it, whose limits or usable nodes allow no further job of the
-    element, even if all jobs of others below it ended; None if they allow one or the element wants none (6.2)."""
+    """Return the element or the nearest pool above it whose limits or usable nodes allow the element no further job,
+    even if the jobs of all other elements ended; None if a job is allowed or the element wants none (6.2)."""
     path: list[Element] = [element, *element.ancestors()]
     # This is called for each operation and pool of an update: most have neither limits nor a filter.
     limited = [
@@ -122,7 +122,7 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 def claims_guarantee(element: Element) -> bool:
     """Whether a pool, or an operation with its own guarantee, may preempt protected jobs to reach it (6.10).
 
-    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it jobs."""
+    It may do so after it starved for a ``preemptive_scheduling_backoff``, in which each node could give it jobs."""
     if element.starvation_status == "non_starving" or not is_below_guarantee(element):
         return False
     tree, since = element.tree, element.below_since
@@ -180,8 +180,8 @@ def starves_in_s(element: Element, now: float) -> float | None:
 
 
 def priority_of(element: OperationElement) -> Priority:
-    """Return the priority at which an operation preempts jobs of others (6.3). Its own state counts. If the tree's
-    ``scheduling_preemption_priority_scope`` is "operation_and_ancestors", so do those of the pools above."""
+    """Return the priority at which an operation preempts jobs of others (6.3). Its own state counts and, if the tree's
+    ``scheduling_preemption_priority_scope`` is "operation_and_ancestors", the states of the pools above."""
     starving = starving_element(element)
     if starving is None:
         return "none"

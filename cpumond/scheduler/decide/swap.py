@@ -29,7 +29,7 @@ LEAST_GAIN: Final = 0.1
 
 NODE: Final = -1
 ORDERS: Final = -2
-"""The node's bounds. NODE: on its jobs' limits. ORDERS: on their requests, if a target refuses reclaimed CPU (1.10)."""
+"""Bounds of a node: NODE for its jobs' limits; ORDERS for their requests, if a target refuses reclaimed CPU (1.10)."""
 
 MOST_SETS: Final = 200
 """Maximum number of sets of victims compared to find the least loss; the first sufficient set is the upper bound."""
@@ -53,7 +53,7 @@ class Candidate:
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside this pool may preempt the candidate."""
         self.rank = int(job.task.fail_on_job_restart)
-        """Lower ranks end first: less protected lists, in a list jobs whose end does not fail their operation."""
+        """Lower ranks end first: less protected lists; in one list, jobs that do not fail their operation by ending."""
         self.lost_core_seconds = 0.0
 
 
@@ -128,7 +128,7 @@ class SwapStage:
     def _may_go(self, job: Job) -> bool:
         if job.backfill_until is not None and self.keeps_room:
             return False
-        # A job that is started by this heartbeat has not been sent yet.
+        # A job that this heartbeat starts has not been sent yet, so it is no victim.
         is_new = job.state == "starting" and job.start_time >= self.now
         is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)
         return not is_new and job.is_active and is_allowed and spared_until(job) <= self.now
@@ -284,8 +284,8 @@ class Swap:
         return victims
 
     def _find_cheapest(self, candidates: list[Candidate]) -> list[Candidate] | None:
-        """Return the victims that lose least work, of the least protected ranks that are enough. The result is exact up
-        to MOST_SETS sets; the first walk gives the upper bound."""
+        """Return the victims that lose least work, from no more protected ranks than are needed. The result is exact if
+        it takes at most MOST_SETS sets; the first walk gives the upper bound of the lost work."""
         for rank in sorted({each.rank for each in candidates}):
             some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
             best = self._find_first(some)
@@ -331,7 +331,7 @@ class Swap:
             if depth is not None:
                 return side, depth
             side = pool
-        raise AssertionError("victim and target are of one tree")
+        raise AssertionError("victim and target must be of one tree")
 
     def _may_go(self, each: Candidate, side: Element, depth: int) -> bool:
         """Whether this victim may end as well, after the victims so far (see ``plan_preemption``)."""

@@ -14,7 +14,7 @@ MOST_S: Final = 60.0
 LEAST: Final = 1e-4
 """Mean share below which usage is forgotten."""
 MOST_OVERUSE: Final = 5.0
-"""Usage beyond this multiple of the due counts no further: a weight is at least 1/32 of that of an unused pool."""
+"""Usage beyond this multiple of the due usage does not count: a weight is at least 1/32 of that of an unused pool."""
 STEPS: Final = 64.0
 """Steps per unit of the exponent: a weight that hardly moves stays the same, and so do results computed from it."""
 

@@ -121,8 +121,8 @@ def unpreemptible_job_count(element: OperationElement) -> int | None:
 
 
 def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
-    """Return usage, without ``lost``, over fair share of the element itself, not the least of its children (7.2). At 1
-    it has exactly its fair share; infinity: it has no fair share."""
+    """Return the element's own usage, without ``lost``, divided by its own fair share; its children do not count (7.2).
+    1: it has exactly its fair share; infinity: it has no fair share."""
     usage = share(subtract(element.usage, lost), element.tree.total)
     return satisfaction_of(usage, element.fair_share, element.demand_share)
 
@@ -215,14 +215,14 @@ def uses(usage: Vector, excess: Vector) -> bool:
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     """Return jobs of this node that must end because their operation or a pool above it exceeds its limits (6.6).
 
-    Each job comes with the nearest element that exceeds its limits, and the reason. The last started come first, only
-    until the limits hold, and only jobs that use the excess resource. A gang is returned once: all of its jobs end, on
-    any nodes. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
+    Each job comes with the nearest element that exceeds its limits, and the reason. The last started come first. Only
+    jobs that use the excess resource end, and only until the limits hold. A gang is returned once: all of its jobs end,
+    on any nodes. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
 
     Candidates are the jobs that could be preempted at some priority, by their list (6.4), the count rule and all
-    elements above them (6.5); jobs that only targets inside a blocking pool may preempt are none. Lists and counts
-    protect from other operations, not from a limit: if an element above its limit has no candidate left on any online
-    node, its other jobs on this node end, too. Therefore a lowered ``resource_limits`` ends jobs, whatever their
+    elements above them (6.5); jobs that only targets inside a blocking pool may preempt are no candidates. Lists and
+    counts protect from other operations, not from a limit: if an element above its limit has no candidate left on any
+    online node, its other jobs on this node end, too. Therefore a lowered ``resource_limits`` ends jobs, whatever their
     number."""
     jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
@@ -336,15 +336,15 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
 def find_overcommit_victims(
     node: Node, now: float, allowed_s: float, additional_s: float = 0.0, cpu_ratio: float = 0.0
 ) -> list[tuple[Job, str]]:
-    """Return jobs that must end because the node has been above its capacity for longer than ``allowed_s``, or by
-    ``additional_s`` longer if only jobs on reclaimed CPU wait for CPU (1.9 point 2). If the excess is less than
+    """Return jobs that must end because the node has been above its capacity for longer than ``allowed_s``, to which
+    ``additional_s`` is added if only jobs on reclaimed CPU wait for CPU (1.9 point 2). If the excess is less than
     ``cpu_ratio`` of its CPU, no job ends; otherwise the whole excess is removed.
 
     The most protected jobs, and of those the first started, stay if they fit one after another. The others are
-    returned, the last started first; with one job of a gang, all of its jobs on the node. Least protected are jobs
-    beyond the guarantee of their pools. Within both groups jobs on reclaimed CPU are less protected than ordinary ones,
-    and their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less
-    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first."""
+    returned, the last started first; with a job of a gang, all of the gang's jobs here. Least protected are jobs beyond
+    the guarantee of their pools. Within both groups jobs on reclaimed CPU are less protected than ordinary ones, and
+    their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected
+    than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first."""
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
         return []

@@ -57,7 +57,7 @@ NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
 Arm = Literal["control", "others"]
-"""Arms of a trial: jobs that ``control_group_ratio`` of their hosts keeps in shadow; the other jobs of these hosts."""
+"""Arms of a trial: jobs that their hosts keep in shadow by ``control_group_ratio``; the other jobs of these hosts."""
 
 CONTROL: Final[Arm] = "control"
 OTHERS: Final[Arm] = "others"
@@ -97,7 +97,7 @@ class Element:
         self.fair_share: Vector = ZERO
         self.demand_share: Vector = ZERO
         self.strong_guarantee_share: Vector = ZERO
-        """Scaled down if the guarantees exceed the cluster. The three shares are of the last update."""
+        """Scaled down if the guarantees exceed the cluster. These three shares are those of the last update."""
         self.scheduling_status: SchedulingStatus = "normal"
         self.starvation_status: StarvationStatus = "non_starving"
         self.below_since: float | None = None
@@ -193,7 +193,8 @@ class PoolElement(Element):
 
     @property
     def sharing(self) -> PoolElement:
-        """The pool whose share this pool's children divide: it, or the nearest above without ``flatten`` (2.16)."""
+        """The pool whose share this pool's children divide: itself or, if flattened, the nearest above that is not
+        (2.16)."""
         return self.parent.sharing if self.settings.flatten and self.parent is not None else self
 
     def list_sharing(self) -> Iterator[PoolElement]:
@@ -246,7 +247,7 @@ class OperationElement(Element):
         self.entry: fairshare.Operation | None = None
         """The entry in the last snapshot, as for a pool; None if the next snapshot needs a new entry."""
         self._room: tuple[object, NodeSizes] | None = None
-        """Its tasks and node sizes, if these are known to hold a job of each task."""
+        """Its tasks and node sizes for which ``has_room`` found that an empty node can hold a job of each task."""
 
     def note_passed_over(self, reason: str) -> None:
         self.deactivations = self.deactivations or {}
@@ -427,7 +428,7 @@ def one_of(vector: Vector) -> Vector:
 
 
 NO_GANG: Final[tuple[str, int]] = ("", -1)
-"""Incarnation and rank of a job in no gang with ``gang_options``, as most jobs are (7.5). Rank -1: the job has none."""
+"""Incarnation and rank of most jobs: of those in no gang with ``gang_options`` (7.5). Rank -1: the job has none."""
 
 
 class Job:
@@ -641,7 +642,7 @@ class Node:
         self.about: AgentAbout | None = None
         """Its agent's self-description; None if it was not sent yet. Older agents never send it."""
         self.level: Level = SAFE
-        """Level that the stages of a roll-out set for the node and that is sent to it."""
+        """Its level: the stages of a roll-out determine it, and it is sent to the node."""
 
     @property
     def takes_secrets(self) -> bool:
@@ -834,8 +835,8 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
 
 
 def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
-    """Add to the sums of the job's arm. A job is in neither arm if its agent does not reclaim its CPU for a reason
-    other than the trial, or if no heartbeat reported the job while it ran."""
+    """Add to the sums of the job's arm. A job is in neither arm if its agent, for a reason other than the trial, does
+    not reclaim its CPU, or if no heartbeat reported the job while it ran."""
     mode = job.report.mode
     if mode in ("", "off", "shadow"):
         return

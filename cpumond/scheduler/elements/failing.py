@@ -66,7 +66,7 @@ def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
 @dataclass(slots=True)
 class Failing:
     """A node's streak, and how the node is held off for it. ``until``: the end of the present pause; None if there is
-    none. ``is_spared``: whether the node is not held off only because too many other nodes are."""
+    none. ``is_spared``: whether the node would be held off if fewer other nodes were."""
 
     streak: Streak = NO_STREAK
     holds: int = 0

@@ -1,10 +1,10 @@
 """Figures of trees, pools and operations: name -> function that reads the figure of a live object. Pure.
 
 JSON, the pool table, the ``yt`` protocol, metrics and the history all read figures here and differ in their form.
-- ``_ratio``: the largest component as a fraction of the tree's resources; ``_cores``: its CPU.
+- ``_ratio``: the largest component as a fraction of the tree's resources; ``_cores``: the CPU.
 - Volumes and their capacities are in share-seconds. ``_seconds``: counted from the start of this scheduler.
 - ``usage`` and ``limit_cores`` are allocated resources.
-- An operation counts as running if it holds a slot (semantics.md 3.2), which ``shown_state`` does not go by.
+- An operation counts as running if it holds a slot (semantics.md 3.2); ``shown_state`` has a different rule.
 - A reader returns None if the element does not have the figure."""
 
 from __future__ import annotations

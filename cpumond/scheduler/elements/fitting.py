@@ -30,7 +30,7 @@ class Tagged(Protocol):
 
 
 Kind = frozenset[tuple[str, ...]]
-"""Kind of a node: the tuples of filters that all match it. Each element treats all nodes of one kind alike."""
+"""Kind of a node: each tuple of filters of which every filter matches it. An element treats nodes of one kind alike."""
 
 
 class Fitting:
@@ -42,7 +42,7 @@ class Fitting:
         self.filters = filters
         self.nodes: frozenset[Tagged] = frozenset()
         self.total: Vector = ZERO
-        """Sum of what these nodes count in the tree's total."""
+        """Sum of the parts that these nodes have in the tree's total."""
         self.sizes = NodeSizes({})
 
     @property

@@ -13,7 +13,7 @@ class TaskRanks:
 
     def __init__(self, size: int) -> None:
         self.given: dict[int, int] = {}
-        """Cookie -> rank. A job has no rank if its cookie is here already, of an earlier job that is still ending."""
+        """Cookie -> rank. A job gets no rank if its cookie is here already: an earlier job with it is still ending."""
         self._size = size
         self._taken: set[int] = set()
         self._next = 0

@@ -54,7 +54,7 @@ class NodeSizes:
         return self._explain(order, 1)
 
     def explain_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
-        """Return why the nodes cannot hold all of these jobs (requests and numbers) at once; "" if they may."""
+        """Return why the nodes cannot hold all of these jobs (requests and numbers) at once; "" if perhaps they can."""
         for order, number in orders:
             if told := self._explain(order, number):
                 return told
@@ -134,6 +134,6 @@ def _bare(r: int, amounts: Vector) -> str:
 
 
 def _compare(r: int, order: Vector, words: str, most: Vector) -> str:
-    if _bare(r, order) == _bare(r, most):  # the difference is less than the digits shown
+    if _bare(r, order) == _bare(r, most):  # the difference is too small for the digits shown
         return f"{order[r]:.15g} {RESOURCES[r].replace('_', ' ')}, {words} {most[r]:.15g}"
     return f"{_format(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"

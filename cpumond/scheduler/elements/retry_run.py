@@ -14,7 +14,7 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, TaskNumbers
 from cpumond.scheduler.model import OperationRecord, Retry, Task
 
 KEPT: Final = "kept for a retry"
-"""Takes the place of a job id: has the cookie of a job that must be started again."""
+"""Stands for a job id, as the holder of the cookie of a job that must be started again."""
 Place = tuple[str, int]
 """Task and cookie."""
 
@@ -33,7 +33,7 @@ class RetryRun:
     def __init__(
         self, operation_id: str, numbers_of: Callable[[str], TaskNumbers], waits: list[tuple[float, str]]
     ) -> None:
-        """``waits``: the heap of all operations (``State.retries``)."""
+        """``waits``: the heap of the retries of all operations that wait (``State.retries``)."""
         self.later: dict[Place, float] = {}
         """Place of a job that waits -> time until which it waits, in seconds since 1970."""
         self.ready: dict[Place, int] = {}
@@ -46,7 +46,7 @@ class RetryRun:
         return place in self.later or place in self.ready
 
     def follow(self, record: OperationRecord, now: float) -> None:
-        """Keep the places of all jobs that must be started again by a record, and release all other places."""
+        """Keep the places of all jobs that must be started again according to the record; release all other places."""
         places = record.retried.places
         for name, cookie in [*self.later, *self.ready]:
             if cookie not in places[name] or self._numbers_of(name).is_done(cookie):
@@ -76,7 +76,7 @@ class RetryRun:
             self._numbers_of(place[0]).give_back(place[1], KEPT)
 
     def choose(self, record: OperationRecord, task: Task) -> int:
-        """Return the cookie of a retry for a job about to start with a ``task`` of ``split``; UNKNOWN if none."""
+        """Return the cookie of a retry that can start now; UNKNOWN if there is none. ``task``: one from ``split``."""
         own = next(each.memory_limit for each in record.tasks if each.name == task.name)
         for (name, cookie), memory in self.ready.items():
             if name == task.name and (record.starts_whole or max(memory, own) == task.memory_limit):

@@ -50,7 +50,7 @@ AnyCommand = Command | TokenCommand | UndoChange
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its user, the plan that the user saw before, and the decision that allowed it as a sentence."""
+    """A request: its user, the plan that the user saw before, and a sentence on the decision that allowed it."""
 
     user: User
     plan: str = ""
@@ -61,7 +61,7 @@ class Asked:
 def make_command_event(
     state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float
 ) -> IndexedEvent:
-    """Make the event of a command that is about to be stored with ``change``. ``state``: the state before that."""
+    """Make the event of a command that is about to be stored with ``change``. ``state``: the state before it."""
     if isinstance(command, TokenCommand):
         return _make_token_event(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
@@ -145,12 +145,12 @@ def list_fields(command: Any) -> dict[str, Any]:
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
-        return {}  # the command succeeded; its event has no fields
+        return {}  # this must not fail the command: its event then has no fields
     fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
     if isinstance(command, operations.StartOperation):
         fields = {"type": command.type, "spec": _list_known(command.spec)}
     elif isinstance(command, ApplyTree):
-        del fields["tables"]  # the changes have the contents
+        del fields["tables"]  # the event's changes show what the tables contain
     elif isinstance(command, operations.PatchOperation):
         fields["patches"] = list_known(command.patches)
     elif isinstance(command, operations.UpdateOperation):

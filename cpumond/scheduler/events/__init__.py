@@ -42,7 +42,7 @@ AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})
 
 AUDIT: Final = "audit"
 TIMELINE: Final = "timeline"
-"""Subjects of the whole audit log, and of all events that all users may see: all but refusals."""
+"""Two subjects: AUDIT of the whole audit log, TIMELINE of the events that every user may see (all but refusals)."""
 
 MAX_POOLS: Final = 1000
 """Maximum number of pools by which an entry can be found. A command may change more pools."""

@@ -24,7 +24,7 @@ def read_acl(value: Any, where: str, permissions: Sequence[str] = PERMISSIONS) -
     if not isinstance(value, (list, tuple)):
         raise refuse(where, f"must be a list of entries such as {EXPECTED}, got {format_value(value)}")
     if len(value) > MAX_ENTRIES:
-        raise refuse(where, f"has at most {MAX_ENTRIES} entries, got {len(value)}; name a group in place of its users")
+        raise refuse(where, f"may have at most {MAX_ENTRIES} entries, got {len(value)}; name groups instead of users")
     return [_read_entry(entry, f"{where}/{number}", permissions) for number, entry in enumerate(value)]
 
 
@@ -33,7 +33,7 @@ def edit_acl(current: Sequence[Any], path: Sequence[str], value: Any, where: str
     inner = f"{where}/{path[0]}"
     entries = list(current)
     if len(path) > 1:
-        raise refuse(inner, "an entry of an access list is set as a whole")
+        raise refuse(inner, "an entry of an access list must be set as a whole")
     if path[0] in _ENDS and value is not REMOVE:
         entries.insert(len(entries) if path[0] == "end" else 0, value)
     elif path[0].removeprefix("-").isdecimal() and len(path[0]) < 10 and -len(entries) <= int(path[0]) < len(entries):

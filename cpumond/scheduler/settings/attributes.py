@@ -131,7 +131,7 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
-    """Return "a dictionary" or "a list" if the option of this path, in any spelling, takes that; else None."""
+    """Return "a dictionary" or "a list" if the option of this path, in any spelling, takes such a value; else None."""
     names = [name for name in canonical_path(kind, path) if name != CONFIG]
     inside: Mapping[str, Type] | None = _FIELDS[kind]
     found: Type | None = None
@@ -265,7 +265,7 @@ class _Editor:
         for name in path:
             _check_name(name)
         if len(path) > MAX_DEPTH:
-            raise refuse("/".join(path), f"a path has at most {MAX_DEPTH} names, this has {len(path)}")
+            raise refuse("/".join(path), f"a path may have at most {MAX_DEPTH} names, this has {len(path)}")
         if self.kind != "tree" or path[0] != CONFIG:
             self.attributes = self._changed("", self.attributes, path, value, change.recursive)
         elif len(path) > 1:
@@ -394,7 +394,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
 
 
 def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recursive: bool) -> Any:
-    """Return an attribute that is no option after ``path`` inside of it is changed; an empty path changes it all."""
+    """Return an attribute that is no option after ``path`` inside of it is changed; an empty path changes the whole."""
     if path and current is None and not recursive:
         raise _missing(where)
     if not path:
@@ -446,5 +446,5 @@ def _check_name(name: object) -> None:
         )
     if len(name) > MAX_NAME_LENGTH:
         raise CommandError(
-            f"the name of an attribute has at most {MAX_NAME_LENGTH} characters, {cut(name)} has {len(name)}"
+            f"the name of an attribute may have at most {MAX_NAME_LENGTH} characters, {cut(name)} has {len(name)}"
         )

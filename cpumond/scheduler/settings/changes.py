@@ -16,8 +16,8 @@ class ConfigChange:
     """One difference between two configurations.
 
     ``pool`` is "" for a tree; ``tree`` and ``pool`` are "" for ``default_tree``. ``pool`` is the pool's present name.
-    ``attribute`` is a path with slashes; "" if a tree or pool was created or removed: the attributes, for a pool with
-    ``parent_name``, are then in ``new`` or ``old``. A value None means "not set". In ``exact`` differences a backslash
+    ``attribute`` is a path with slashes; "" if a tree or pool was created or removed: then ``new`` or ``old`` is all
+    attributes, for a pool including ``parent_name``. A value None means "not set". In ``exact`` differences a backslash
     precedes each slash or backslash inside of a name (``join_path``)."""
 
     tree: str

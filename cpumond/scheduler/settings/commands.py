@@ -180,8 +180,8 @@ def check(
     name_pattern: str = NAME_REGEX,
     edited: str = "",
 ) -> Outcome:
-    """Return ``made`` with all warnings if the rules allow its configuration after ``config``. ``edited``: name of the
-    pool whose attributes were changed. Raises CommandError."""
+    """Return ``made`` with all warnings if the rules allow its configuration as the next one after ``config``.
+    ``edited``: name of the pool whose attributes were changed. Raises CommandError."""
     if made.config is config:
         return made
     warnings = list(made.warnings)
@@ -285,8 +285,8 @@ def _remove_tree(context: _Context, command: RemoveTree) -> Outcome:
     trees = {name: other for name, other in config.trees.items() if other is not tree}
     if config.default_tree == tree.name and trees:
         raise CommandError(
-            f"pool tree {quoted(tree.name)}: is the default tree and cannot be removed while there are others; make "
-            f"another one the default before: {', '.join(map(quoted, trees))}"
+            f"pool tree {quoted(tree.name)}: is the default tree and cannot be removed while there are others; first "
+            f"make one of these the default: {', '.join(map(quoted, trees))}"
         )
     default = "" if config.default_tree == tree.name else config.default_tree
     return Outcome(Config(MappingProxyType(trees), default), tree.id)
@@ -453,7 +453,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sign: float, is_end: bool) -> PoolConfig:
-    """Return ``pool`` with ``amounts`` times ``sign`` added. ``is_end``: it is source or destination, no ancestor."""
+    """Return ``pool`` with ``amounts`` times ``sign`` added. ``is_end``: it is source or destination, not above."""
     edits = []
     for path, amount in amounts.items():
         present: Any = pool.attributes

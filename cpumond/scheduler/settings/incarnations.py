@@ -41,7 +41,7 @@ def begin_first(record: OperationRecord) -> OperationRecord:
 
 
 def is_over(record: OperationRecord, task: Task | None, job: JobRecord, is_again: bool) -> bool:
-    """Return whether a job's end ends the present incarnation. ``is_again``: a completed job that is restarted."""
+    """Return whether a job's end ends the present incarnation. ``is_again``: the job completed and is restarted."""
     if task is None or task.gang_options is None or job.gang_rank < 0 or record.is_finished:
         return False
     return job.incarnation == record.incarnation and (job.state != "completed" or is_again)

@@ -41,7 +41,7 @@ _AND: /&(?!&)/
 _OR: /\|(?!\|)/
 %ignore /[ \t\r\n\f\v]+/
 """
-"""``&&`` and ``||`` are no tokens, rather than two operators; ``in`` is a reserved word, not a tag."""
+"""``&&`` and ``||`` are errors, not two operators each; ``in`` is a reserved word, not a tag."""
 
 _TAG: Final = re.compile(r"(?!in\Z)[A-Za-z_][A-Za-z0-9_/\-.:]*\Z")
 TAG_RULE: Final = (

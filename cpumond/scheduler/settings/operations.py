@@ -67,7 +67,7 @@ MAX_COUNTED: Final = 1000
 """Maximum number of unknown options that are counted for the warnings whenever an operation is shown."""
 
 MAX_TASK_BYTES: Final = 262_144
-"""Maximum UTF-8 bytes of a task's command, environment and working_directory in total: each start has them all."""
+"""Maximum UTF-8 bytes of a task's command, environment and working_directory in total: each start carries them all."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """Options for all trees of an operation or, in ``scheduling_options_per_pool_tree``, for one tree (2.5)."""
@@ -596,7 +596,7 @@ def _read_variable(value: object, where: str) -> str:
     name = _text(value, where, MAX_TEXT)
     if _VARIABLE.fullmatch(name) is None:
         raise _refuse(
-            where, f"the name of a variable is letters, digits and underscores (ASCII), got {format_value(name)}"
+            where, f"the name of a variable must consist of letters, digits and _ (ASCII), got {format_value(name)}"
         )
     return name
 
@@ -874,7 +874,7 @@ def finish(
     error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),
 ) -> OperationRecord:
-    """Return the record of an operation that ends. ``stopped``: task -> number of its jobs that are stopped by that."""
+    """Return the record of an operation that ends. ``stopped``: task -> number of its jobs that this end stops."""
     counts = dict(record.counts)
     for task, number in stopped.items():
         if number:

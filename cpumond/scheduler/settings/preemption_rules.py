@@ -29,7 +29,7 @@ class PreemptionRules:
     """Whether the element or any ancestor enables aggressive starvation (6.8)."""
     aggressive_preemption: bool
     non_preemptible_threshold: Vector | None
-    """Threshold by resource, infinite for resources that the option omits. None protects no jobs (6.4)."""
+    """Threshold by resource, infinite for resources that the option omits. None: no jobs are protected (6.4)."""
     min_run_time_s: float
     max_min_run_time_s: float
     """The tree's upper bound of ``min_run_time_s``."""

@@ -25,7 +25,7 @@ SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
 def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
-    """Return a tree without its pools as a dictionary for JSON. For a pool it has the fields that trees have, too."""
+    """Return a tree without its pools, or of a pool the fields that trees have, too, as a dictionary for JSON."""
     return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 

@@ -41,7 +41,7 @@ KINDS: Final = {
     "time_limit": "job_time_limit exceeded",
 }
 _NUMBERED: Final = {"exit": (0, 255, "1-128"), "signal": (128, 64, "1-64")}
-"""Kind -> (exit code - number, highest number, numbers of a rule without numbers). Exit codes above 128 are signals."""
+"""Kind -> (exit code minus number, highest number, numbers of a rule without any). Exit codes above 128 are signals."""
 _KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
@@ -174,7 +174,7 @@ def check_policy(policy: Iterable[str]) -> None:
 
 
 def find_kind(job: JobRecord) -> tuple[str, int]:
-    """The kind of failure that ended a job ("" if rules cannot name it), and the exit code, if the only cause."""
+    """The kind of failure that ended a job ("" if rules cannot name it), and the exit code, if it is the only cause."""
     if job.state == "lost":
         return "node_lost", 0
     if job.not_started:

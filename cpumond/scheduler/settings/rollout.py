@@ -133,11 +133,11 @@ class Host(NamedTuple):
     others: Level | None = None
 
     def find_level(self, said: Level | None) -> Level:
-        """Return the node's level if the stage of the group sets ``said``."""
+        """Return the level that the node has if the stage of its group sets the level ``said``."""
         return find_level((said, self.others))
 
     def find_effect(self, said: Level | None) -> Level | None:
-        """Return what the node then does by its own configuration; None if it does not follow stages or is unknown."""
+        """Return ``find_level`` as the node's configuration bounds it; None if unknown or without stages."""
         about = self.about
         return None if about is None or not about.may_set_mode else _find_obeyed(self.find_level(said), about)
 
@@ -156,7 +156,7 @@ def find_least(levels: Iterable[Level | None]) -> Level | None:
 
 
 def follows_stage(stage: Stage, about: AgentAbout) -> bool:
-    """Return whether an agent writes limits as its stage sets, and more than before the stage. It does not if a
+    """Return whether an agent writes limits as its stage sets, and thus does more than before. It does not if a
     different stage or its own configuration restricts it, if it is paused, or if it has not received the level yet."""
     obeys = about.may_set_mode and not about.is_paused and about.level == _find_obeyed(stage.level, about)
     return obeys and is_above(about.level, stage.previous or SAFE) and is_above(about.level, SAFE)
@@ -312,7 +312,7 @@ class Watch:
     base: Seen = field(default_factory=dict)
     """Counters at the last check of lateness."""
     late_cores: float = 0.0
-    """Average of the hosts at that check."""
+    """Average of the hosts at the last check of lateness."""
     late_checks: int = 0
     foreign_writes: int = 0
     errors: int = 0

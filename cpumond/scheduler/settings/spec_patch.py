@@ -45,7 +45,7 @@ def apply_patches(record: OperationRecord, patches: Sequence[Any]) -> OperationR
         elif found is not None:
             name = _ESCAPED.sub(r"\1", found["name"])
             if name not in tasks:
-                raise _refuse(path, f"there is no task {name!r}; tasks can neither come nor go")
+                raise _refuse(path, f"there is no task {name!r}; tasks can be neither added nor removed")
             count = _read_count(path, value, 1, MAX_JOB_COUNT)
             if count != tasks[name].job_count:
                 _check_task(record, tasks[name], path)

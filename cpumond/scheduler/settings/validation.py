@@ -161,7 +161,7 @@ def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
         what = f'a name must not contain "{SUBPOOL_DELIMITER}", which names of ephemeral sub-pools contain'
         raise _refuse(kind, name, "name", what)
     if not 1 <= len(name) <= MAX_NAME:
-        raise _refuse(kind, name, "name", f"a name has 1 to {MAX_NAME} characters, this has {len(name)}")
+        raise _refuse(kind, name, "name", f"a name must have 1 to {MAX_NAME} characters, this has {len(name)}")
     if not _compile(name_pattern).fullmatch(name):
         raise _refuse(kind, name, "name", f"a name must match {name_pattern} as a whole")
 
@@ -252,7 +252,7 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
 
 
 def _sharing(tree: TreeConfig, name: str) -> str:
-    """Return the pool whose share is divided among the children of a pool (2.16)."""
+    """Return the pool whose share the children of a pool divide: the pool itself or, if flattened, one above (2.16)."""
     while name != ROOT_POOL and tree.pools[name].settings.flatten:
         name = tree.pools[name].parent
     return name

@@ -140,7 +140,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _format(value: Any) -> str:
-    """Return a value of the vault as that of an environment variable: text unchanged, others without a mark of type."""
+    """Return a value of the vault as that of an environment variable: text unchanged, others without YSON's marks."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -60,7 +60,7 @@ class TreeWork:
     is_freed: bool = False
     """Whether the whole queue must be checked: a slot became free, or limits changed (3.3)."""
     arrived: dict[str, OperationElement] = field(default_factory=dict)
-    """Pending operations that came since ``settle``; those that came earlier were blocked and still are."""
+    """Pending operations that came since the last ``settle``; earlier ones were blocked then and still are."""
 
     def forget_order(self) -> None:
         self.order = self.targets = None

@@ -90,9 +90,9 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
 
 
 def _asks_another(judge: _Judge, job: JobRecord, number: int, is_bad: bool) -> bool:
-    """Return whether an operation must not fail yet because of one node's failures; never if it may have only one: then
-    no command may run twice. ``number``: failures of the operation on this node that end now, up to and including
-    ``job``. ``is_bad``: whether there is evidence against the node."""
+    """Return whether an operation must not fail yet because of one node's failures; never if only one failure is
+    allowed: then no command may run twice. ``number``: failures of the operation on this node that end now, up to and
+    including ``job``. ``is_bad``: whether there is evidence against the node."""
     record = judge.find(job.operation_id)
     limit = 0 if record is None else record.max_failed_job_count
     failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
@@ -170,7 +170,7 @@ def forget_decided(state: State, nodes: Iterable[NodeRecord]) -> None:
 
 
 def end_pauses(state: State, now: float) -> None:
-    """Let nodes get jobs again whose hold is over. One more failure then holds such a node off for longer."""
+    """Let nodes whose hold is over get jobs again. One more failure then holds such a node off for longer."""
     for node in [state.nodes[node_id] for node_id in state.held]:
         if node.failing is not None and node.failing.until is not None and node.failing.until <= now:
             node.failing.until = None
@@ -213,7 +213,7 @@ def _prefer_others(state: State, job: JobRecord, now: float) -> None:
 
 
 def note_start(job: Job) -> None:
-    """Note that an operation with failures started a job: it replaces one that failed on a different node."""
+    """Note that an operation with failures started a job: this job replaces one that failed on a different node."""
     shunned = job.element.operation.shuns
     for node_id in [node_id for node_id in shunned if node_id != job.node.id][:1]:
         number, until = shunned.pop(node_id)

@@ -129,7 +129,7 @@ def _mark_operation(element: OperationElement) -> None:
 
 
 def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Transaction:
-    """Return ``change`` with new stored sums: its ended jobs, ``jobs``, and jobs that change budgets are added."""
+    """Return ``change`` with new stored sums; they include its ended jobs, ``jobs``, and jobs that change budgets."""
     if change.budgets or change.settled:
         return change
     if not state.budgets and (change.config is None or next(list_budgets(change.config), None) is None):

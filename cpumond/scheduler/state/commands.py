@@ -149,7 +149,7 @@ def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any]
 
 
 def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:
-    # Without nodes that fit several trees already: such a node must not block the command that may correct this.
+    # A node that fits several trees already is left out: it must not block the command that may correct this.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     pattern = state.rules.pool_name_regex
     if isinstance(command, undo.Undo | ApplyTree):

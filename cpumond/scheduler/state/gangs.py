@@ -17,7 +17,7 @@ MakeJob = Callable[[OperationElement, Any, Node], Job]
 MOST_TRIES = 16
 """Maximum number of gangs of a tree that are tried in one heartbeat period, and in one attempt to free resources."""
 GANG_STOPS = "gang_stops"
-"""Reason why a gang does not start whose earlier jobs have not all ended."""
+"""Why a gang does not start: not all of its earlier jobs have ended."""
 
 
 def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation | None:
@@ -97,7 +97,7 @@ def _try_gang(state: State, element: OperationElement, now: float, make_job: Mak
     places = gangs.find_places(element, rooms if is_free else gangs.within_orders(rooms), spare)
     if places is None:
         if not is_free and gangs.find_places(element, rooms, spare) is not None:
-            return ONLY_RECLAIMED  # nothing else may be kept out of these resources for it
+            return ONLY_RECLAIMED  # others must not be kept out of these resources for a gang that refuses them
         _reserve(state, element, now)
         return GANG_WAITS
     _start_gang(state, [make_job(element, task, node) for task, node in places], now)

@@ -149,7 +149,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
                 _let_go(state, stopped)
         elif report.stopping and known is not None and not known.was_reported and not known.must_end:
             if is_over(known.task, report.start_time, now):
-                continue  # asked to stop for that once more, and replaced after its end
+                continue  # it exceeded its time limit: it is asked to stop once more, and replaced after its end
             # The run that stopped the job may not have stored the stop. The next run must not count the job as active.
             lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler stopped it", now, alone=True)
             _let_go(state, known)
@@ -211,7 +211,7 @@ def _is_overdue(state: State, job: Job, now: float) -> bool:
 
 
 def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
-    """Return the record of a job that its node reports as ended; None if that was counted, or the job is unknown."""
+    """Return the record of a job that its node reports as ended; None if this was counted, or the job is unknown."""
     job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
     start_time = (finished.start_time or now) if job is None else job.start_time
     finished = drop_implausible(finished, node, start_time, now, job is None or job.is_resumed)
@@ -323,7 +323,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         return False
     # The job was declared lost and stays counted as lost; its actual end will be counted in addition.
     if counted is not None:
-        del state.finished_jobs[report.operation_id][report.job_id]  # stored until its start is
+        del state.finished_jobs[report.operation_id][report.job_id]  # stays in the store until the start is stored
     state.job_sequence += 1
     start_time = now if report.start_time is None else min(report.start_time, now)
     task = task if known is None else grow(task, known.memory_limit)
@@ -363,7 +363,7 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
 
 
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
-    """Return the reports to process, and ids of all jobs of the node. Returns None for a difference that does not fit.
+    """Return the reports to process, and ids of all jobs of the node. None: a difference from a different state.
 
     A difference omits unchanged jobs. Unchanged jobs that the scheduler does not know are checked each time."""
     reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}

@@ -81,14 +81,14 @@ def stop(
     All other jobs of its gang are stopped with it unless ``alone``; the plan of a preemption includes them itself.
     ``fails``: the job counts as failed."""
     if not job.is_active:
-        return  # with its gang
+        return  # it was stopped with its gang
     settings = job.element.tree.config.settings
     graceful = kind == "graceful"
     timeout_ms = settings.job_graceful_preemption_timeout if graceful else settings.job_preemption_timeout
     if record is None:
         record = preemption_record.make_record(job, kind, why, now)
     if fails:
-        record = msgspec.structs.replace(record, why=why)  # not the reason of an abort
+        record = msgspec.structs.replace(record, why=why)  # in place of the reason of an abort
     gang = job.element.operation.gang
     is_of_before = job.incarnation != job.element.operation.record.incarnation
     must_end = fails or job.must_end or retries.is_for_end(job, record)
@@ -214,7 +214,7 @@ def renew_needed(job: Job) -> None:
 
 
 def free_place(job: Job, now: float) -> None:
-    """Let a job be replaced that kept its place while it was being stopped, and is now gone from ``State.jobs``."""
+    """Let a job be replaced: it kept its place while it was being stopped, and is now gone from ``State.jobs``."""
     if job.stop is not None and job.stop.keeps_place:
         job.stop.keeps_place = False
         job.element.operation.numbers_of(job.task.name).active_count -= 1

@@ -155,8 +155,8 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
 def count_held(cores: float, counted: float | None, finished: FinishedJob | None, own_s: float) -> float:
     """Return the core-seconds that a job held: its request times its run time (2.15).
 
-    The agent has ``counted`` them with a monotonic clock, except for the first and last moments. The times in
-    ``finished`` yield these, limited by ``own_s``: seconds that this scheduler has known the job. Any clock may be set.
+    The agent has ``counted`` them with a monotonic clock, except for the first and last moments. For these, the times
+    in ``finished`` count, but at most ``own_s``, since when this scheduler knows the job: clocks may be set.
     """
     counted = counted or 0.0
     if finished is None or finished.start_time is None or finished.finish_time is None:
@@ -178,7 +178,7 @@ def job_record(
     A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before its time to end
     was over (6.7). If the node stopped the job by itself, the reason is that of the node (1.9)."""
     stop = job.stop
-    is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again in any case
+    is_of_before = job.incarnation != job.element.operation.record.incarnation  # its gang does this work again
     if finished is not None:
         reason = finished.reason
     exit_code = None if finished is None else finished.exit_code

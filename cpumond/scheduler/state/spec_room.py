@@ -33,7 +33,7 @@ POOL_BYTES: Final = 4096
 
 
 def weigh(value: Any) -> int:
-    """Return roughly how many bytes of memory a value takes that consists of lists, maps and scalars."""
+    """Return roughly how many bytes of memory a value made of lists, maps and scalars takes."""
     total = 0
     values = [value]
     while values:

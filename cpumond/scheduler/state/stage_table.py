@@ -1,4 +1,4 @@
-"""Stages of a roll-out by the filters of their nodes, and the levels that the stages set; pure."""
+"""The stages of all roll-outs, found by their node filters, and the levels that they set for nodes; pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
             lifecycle.note_indices(operation, record)
         return
     if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
-        state.expired["job", record.id] = None  # it was declared lost and adopted after that
+        state.expired["job", record.id] = None  # it was declared lost, but adopted later
     state.job_sequence = max(state.job_sequence, record.sequence)
     task = grow(task, record.memory_limit)
     job = Job(record.id, element, task, node, record.start_time, record.sequence)
@@ -132,7 +132,7 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
         if job is not None:
             job.is_stored = True
             if job.is_resumed:
-                state.expired["job", job.id] = None  # it was declared lost and adopted after that
+                state.expired["job", job.id] = None  # it was declared lost, but adopted later
             if not job.is_active and state.jobs.get(job.id) is job:
                 state.unstored_stops[job.id] = job
 

@@ -122,7 +122,7 @@ def _find_end(life_s: float | None, maker: TokenRecord | None, now: float) -> fl
 
 
 def _find_forgotten(tokens: TokenTable, new: TokenRecord, is_admin: bool, now: float) -> Iterator[str]:
-    """Return the hashes of invalid tokens to drop, oldest first. Raises CommandError if all are valid and too many."""
+    """Return the hashes of invalid tokens to drop, oldest first. Raises CommandError for too many valid ones."""
     own = [each for each in tokens if each.user == new.user]
     bounds: list[tuple[Iterable[TokenRecord], int, int, str]] = [(tokens, len(tokens), MAX_TOKENS, "the scheduler has")]
     if not is_admin:

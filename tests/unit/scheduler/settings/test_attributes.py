@@ -412,7 +412,7 @@ def test_12_1_entries_are_added_replaced_and_removed_one_by_one() -> None:
         ([{"action": "allow", "subjects": ["a"]}], "acl/0/permissions: is missing; for example permissions=[read]"),
         ([{**ENTRY, "subject": ["a"]}], 'acl/0/subject: unknown key; did you mean "subjects"?'),
         ([{**ENTRY, "inheritance_mode": "all"}], 'acl/0/inheritance_mode: "all" is unknown; known: object_and'),
-        ([ENTRY] * 1001, "acl: has at most 1000 entries, got 1001"),
+        ([ENTRY] * 1001, "acl: may have at most 1000 entries, got 1001"),
     ],
 )
 def test_12_1_what_is_wrong_with_an_access_list_is_told(value: Any, sentence: str) -> None:

@@ -189,8 +189,8 @@ def test_2_3_the_default_tree() -> None:
     assert (tried.config.default_tree, tried.do(SetDefaultTree(None)).changed) == ("", False)
     tried.do(SetDefaultTree("a"))
     assert tried.refuse(RemoveTree("a")) == (
-        'pool tree "a": is the default tree and cannot be removed while there are others; make another one the default '
-        'before: "b"'
+        'pool tree "a": is the default tree and cannot be removed while there are others; first make one of these the '
+        'default: "b"'
     )
     tried.do(RemoveTree("b"))
     tried.do(RemoveTree("a"))

@@ -242,7 +242,7 @@ def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
         ({"command": [5]}, "command: "),
         ({"environment": {"A": "\0"}}, "environment/A: a character with the code 0"),
         ({"environment": {"A": 1}}, "environment/A: "),
-        ({"environment": {"A=B": "x"}}, 'the name of a variable is letters, digits and underscores (ASCII), got "A=B"'),
+        ({"environment": {"A=B": "x"}}, 'a variable must consist of letters, digits and _ (ASCII), got "A=B"'),
         *(({"environment": {name: ""}}, "environment: ")
           for name in ("a-b", "a.b", "a b", "", "\u00e4", "a\n", "x" * 65_537)),
         ({"interruptible": 1}, "interruptible: "),

@@ -148,8 +148,8 @@ def test_2_7_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("", "a name has 1 to 100 characters, this has 0"),
-        ("x" * 101, "a name has 1 to 100 characters, this has 101"),
+        ("", "a name must have 1 to 100 characters, this has 0"),
+        ("x" * 101, "a name must have 1 to 100 characters, this has 101"),
         (".b", "a name must match [-_a-z0-9:A-Z][-_a-z0-9:A-Z.@]* as a whole"),
         ("@b", "a name must match"),
         ("a\n", "a name must match"),

@@ -103,7 +103,7 @@ def test_what_was_patched_is_shown_and_outlives_a_restart(world):
         (COUNT, "3", "expected a whole number"),
         (COUNT, 100_001, "expected a whole number"),
         (FAILED, -1, r"in \[0, 10000\], got -1"),
-        ("/tasks/new/job_count", 1, "there is no task 'new'; tasks can neither come nor go"),
+        ("/tasks/new/job_count", 1, "there is no task 'new'; tasks can be neither added nor removed"),
         ("/annotations", {"a": 1}, "/annotations: only /max_failed_job_count and /tasks/NAME/job_count may change"),
         ("/tasks/t/cpu_limit", 2, "/tasks/t/cpu_limit: only"),
         ("/secure_vault/key", "s3cret", "/secure_vault/key: only"),
