@@ -178,7 +178,7 @@ def test_what_is_odd_about_a_new_operation_is_told(signed, site, make_pool):
     name, page = make_pool("meant"), signed
     site.open(page, "#/operations")
     press(page, "Start an operation")
-    fill(dialog(page), {"Pool": f"{name}x", "Command": "true"})
+    fill(dialog(page), {"Pool": f"{name}x", "Command": "sleep 1000"})
     press(page, "Start")
     told = dialog(page).locator(".note")
     expect(told).to_contain_text(f'pool "{name}x" did not exist')
