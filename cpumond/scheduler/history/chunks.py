@@ -16,7 +16,7 @@ VALUE_BYTES: Final = 4
 
 
 class DamageError(Exception):
-    """The file holds data that the history never wrote. ``chunk``: the only damaged chunk; None: the whole file is."""
+    """The file holds data that the history never wrote. ``chunk``: the damaged chunk; None: the whole file."""
 
     def __init__(self, text: str, chunk: Chunk | None = None) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
         raise DamageError(f"points cannot be unpacked: {error}", chunk) from None
     plane = WIDTHS[kind] * length if kind in range(len(KINDS)) else 0
     if not plane or len(sorted_bytes) != VALUE_BYTES * plane:
-        raise DamageError("a row of points has another length than its chunk", chunk)
+        raise DamageError("a row of points has a different length than its chunk", chunk)
     raw = bytearray(len(sorted_bytes))
     for number in range(VALUE_BYTES):
         raw[number::VALUE_BYTES] = sorted_bytes[number * plane : (number + 1) * plane]
@@ -82,7 +82,7 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
 
 
 def pack_values(tick: Tick) -> None:
-    """Compress the values: with many series, those of a chunk's ticks would take some 30 MiB."""
+    """Compress a tick's values: uncompressed, those of a chunk's ticks take some 30 MiB if there are many series."""
     if tick.values:
         tick.packed = tuple(zlib.compress(values.tobytes(), 1) for values in tick.values)
         tick.values = ()
@@ -109,7 +109,7 @@ def decode_tick(data: bytes) -> Tick:
     except (msgspec.MsgspecError, zlib.error, ValueError, TypeError, IndexError) as error:
         raise DamageError(f"a tick of the journal cannot be read: {error}") from None
     if lengths != [len(each) * width for each, width in zip(stored.names, WIDTHS, strict=False)]:
-        raise DamageError("a tick of the journal has another length than it says")
+        raise DamageError("a tick of the journal has a different length than it states")
     return tick
 
 

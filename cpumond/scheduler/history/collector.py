@@ -194,8 +194,8 @@ class Collector:
         for each in found:
             if room.take():
                 place = len(rows.places)
-                # Most rows are at the same index as in the previous tick, which shares its names: a name takes as much
-                # memory as the values beside it.
+                # Most rows are at the same index as in the previous tick. Both ticks then share the name, which takes
+                # as much memory as the values beside it.
                 same = place < len(before) and before[place][1] == each.id
                 rows.places[before[place] if same else ("", each.id)] = place
                 rows.values.extend(values_of(each))
@@ -244,7 +244,7 @@ class Collector:
             sums[:] = map(add, sums, (*grown, limit_cores))
 
     def _add_users_and_arms(self, state: State, interval_s: float) -> None:
-        """Add users, the control group and the jobs with which it is compared to the totals."""
+        """Add to the totals: users, the control group, and the jobs with which it is compared."""
         for (tree, user), (a, b, c, d, e, limit_cores) in self._users.items():
             amounts = Amounts(a, b, c, d, e, limit_cores * interval_s, seconds=interval_s, points=1, peak=limit_cores)
             self._totals[Key(USER, tree, user)] = amounts

@@ -1,4 +1,4 @@
-"""Migration of files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
+"""Migration of files of 0.1 and 0.2, in which points became coarser with age, in chunks with the sums of each series.
 
 Their content is summed up by day, so that reports and savings continue; a chunk, at most five hours long, counts for
 the UTC day in which it ends. The points are dropped, and so are the newest five minutes, which only the journal has."""
@@ -33,8 +33,8 @@ _POOLS: Final = """INSERT INTO days (day, kind, tree, name, used, reclaimed, ord
         0, its.count, its.peak
     FROM sums AS its LEFT JOIN sums AS extra ON extra.day = its.day AND extra.kind = :operation
         AND extra.tree = its.tree AND extra.name = '<extra ' || its.name || '>' WHERE its.kind = :pool"""
-"""In these files, a pool's usage beyond the requests that fit was a separate series: its column ``throttled`` has the
-jobs that began, ``late`` the lost core-seconds."""
+"""These files have a separate series for a pool's extra jobs (see ``extras``). Its column ``throttled`` is the number
+of jobs that began, ``late`` the core-seconds that the pool lost by preemption."""
 
 _ARM: Final = """INSERT INTO days
     SELECT day, :arm, tree, :name, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), 0, 0, 0, 0, 0, 0,

@@ -1,8 +1,8 @@
 """Extra jobs, those beyond the requests that fit on their node: the work that only reclaimed CPU makes possible; pure.
 
 The jobs of a node are taken in the order of their starts. While the sum of their requests is within the node's capacity
-minus the requests of foreign jobs, they would have run without reclaim, too. Later jobs would not. The job in which the
-sum exceeds this is extra in part."""
+minus the requests of foreign jobs, they would have run without reclaim, too. Later jobs would not. The job with which
+the sum first exceeds this limit is extra in part."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Extras:
         found: dict[PoolElement, Extra] = {}
         now = {job.id: (job, part) for node in state.nodes.values() for job, part in find_extra_jobs(node)}
         for job, before, used, ordered in self._watched.values():
-            # If the part has changed, this happened at an unknown moment since the last look.
+            # The part may have changed, at an unknown moment since the last look: the mean of both parts is used.
             after = before if not job.is_active else now[job.id][1] if job.id in now else 0.0
             part = (before + after) / 2.0
             _add(found, job, Extra(part * _grown(used, _used(job)), part * _grown(ordered, _ordered(job))))
@@ -87,7 +87,7 @@ def _ordered(job: Job) -> float | None:
 
 
 def _grown(before: float | None, now: float | None) -> float:
-    """Return a counter's growth: a first value has grown from 0, and a crash of the agent resets a counter to 0."""
+    """Return a counter's growth; 0 if a value is not known, or if a crash of the agent reset the counter."""
     return 0.0 if before is None or now is None else max(now - before, 0.0)
 
 

@@ -66,7 +66,7 @@ class Owner(Protocol):
     """The object to which the file's rows belong."""
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Load the memory from the file; data that is only in memory stays. Called each time a file has been opened."""
+        """Load the file into memory; data that is only in memory stays. Called each time a file has been opened."""
 
     def drop_damaged(self, error: Exception) -> bool:
         """Delete the part of the file that caused ``error``; return False if that part is not known."""
@@ -169,7 +169,7 @@ class HistoryFile:
         """Set the file aside and begin an empty one."""
         assert self.path is not None
         self.close()
-        # Only one is kept: otherwise a disk that damages one file after the other would be filled with them.
+        # Only one file is kept aside: a disk that damages one file after the other would be filled with them.
         aside = f"{self.path}.aside"
         unlink_all(aside)
         for suffix in ("", *COMPANIONS):
@@ -197,7 +197,7 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """Return the result of ``work``, repeated without damaged parts of the file; None: unreadable now."""
+        """Return the result of ``work``, which is repeated after a damaged part was dropped; None: unreadable now."""
         while self._db is not None:
             try:
                 return work()
@@ -256,7 +256,7 @@ def _is_damage(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in DAMAGE:
         return True
-    # A missing table is the unspecific SQLITE_ERROR; the error for a text that is not UTF-8 has no code.
+    # The code for a missing table is the unspecific SQLITE_ERROR; there is none for a text that is not UTF-8.
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith(("no such ", "Could not decode "))
 
 

@@ -81,8 +81,8 @@ class NodeMap(msgspec.Struct, frozen=True):
     """Nodes at moments of the past, oldest first.
 
     ``times``: the moments. ``percents``: for each of them a value per node, in the order of ``nodes``: the measure
-    relative to the node's capacity at that time, null where unknown. ``twice_core_hours``: CPU used twice from the
-    beginning to each moment, which is what the jobs of the nodes requested beyond the nodes' capacity."""
+    relative to the node's capacity at that time, null where unknown. ``twice_core_hours``: CPU used twice, summed up to
+    each moment: the core-hours that jobs requested beyond their nodes' capacity."""
 
     measure: str
     nodes: list[str]
@@ -93,8 +93,8 @@ class NodeMap(msgspec.Struct, frozen=True):
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """Core-hours of a pool, an operation or a user. ``late``: the part of ``throttled`` while the limit was lowered.
-    ``points``: their number. ``lost``: by preemptions (6.9), counted in the pool where they happened and those above;
-    within the last day only those of operations that are still known.
+    ``points``: their number. ``lost``: by preemptions (6.9), counted in the pool where they happened and in those above
+    it; within the last day, only losses of operations that are still known.
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known."""
 
@@ -116,8 +116,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportTree(msgspec.Struct, frozen=True):
-    """One tree. ``total``: its root. ``pools``: the others, a parent before its children. Within the last day:
-    ``operations``, largest request first, and ``left_out_operations``, the number of others. In older reports:
+    """One tree. ``total``: of its root. ``pools``: all others, a parent before its children. Within the last day:
+    ``operations``, largest request first, and ``left_out_operations``, how many are not listed. In older reports:
     ``users``."""
 
     tree: str
@@ -136,7 +136,7 @@ class ReportView(msgspec.Struct, frozen=True):
     whole UTC days.
 
     ``operations_without_series``: maximum, over all moments, of the number of operations beyond the limit ([history]
-    max_series); their amounts are only in their pools."""
+    max_series). Only their pools' rows contain their amounts."""
 
     since: float
     until: float
@@ -173,9 +173,9 @@ COVERED_KEY: Final = Key(COVERED, "", "")
 
 
 class Amounts(NamedTuple):
-    """Totals of a pool, user, operation or arm. First core-seconds: in the order of CPU_COUNTERS, of limits, lost to
-    preemption, and beyond the requests that fit (``extras``). Then the number of jobs that began beyond these requests,
-    known seconds, the number of points, and the highest limit in cores."""
+    """Totals of a pool, user, operation or arm. First core-seconds: of CPU_COUNTERS, in that order, of limits, of
+    losses by preemption, and of ``extras`` (used, requested). Then the number of extra jobs that began, known seconds,
+    the number of points, and the highest limit in cores."""
 
     used: float = 0.0
     reclaimed: float = 0.0

@@ -43,8 +43,8 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Maximum number of ticks that wait for a slow disk. While this number waits, no tick is taken; the next one then
-covers this time as well."""
+"""Maximum number of ticks that wait for a slow disk. While this number waits, no tick is taken; the next one that is
+taken covers this time, too."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, highest priority first."""
@@ -93,7 +93,7 @@ class HistoryRecorder:
         if self._is_closed:
             return
         if self._waiting >= MAX_WAITING_TICKS:
-            # This comes before anything is collected: the growth since the last tick is left for the next one.
+            # This is checked before anything is collected, so the growth since the last tick is left for the next.
             self._note_failure("history_does_not_answer")
             return
         try:
@@ -147,7 +147,7 @@ class HistoryRecorder:
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def node_map(self, nodes: Sequence[str], measure: str, since: float, now: float, count: int) -> NodeMap:
-        """``HistoryStore.read_node_map``, with fewer moments for many nodes; raises like ``read``."""
+        """Return ``HistoryStore.read_node_map``, with fewer moments for many nodes; raises as ``read`` does."""
         count = max(min(count, MAX_NODE_MOMENTS // max(len(nodes), 1)), 1)
         asked = ("node map", tuple(nodes), measure, self._round(since), self._round(now), count)
         work = partial(self._store.read_node_map, nodes, measure, since, now, count)
@@ -155,10 +155,10 @@ class HistoryRecorder:
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
         """Return core-hours of pools and operations between two moments (scheduler time), from the points that end
-        between them. For times before the oldest point: those of pools and users, in whole UTC days.
+        between them. If ``since`` is older than POINTS_S: of pools and users, in whole UTC days.
 
-        ``tree`` None means all trees; ``top``: number of operations of each. Raises CommandError if too many reports
-        wait or the disk takes too long; StoreError once the history is closed."""
+        ``tree`` None means all trees; ``top``: number of operations of each tree. Raises CommandError if too many
+        reports wait or the disk takes too long; StoreError once the history is closed."""
         top = max(top, 0)
         asked = (self._round(since), self._round(now), tree, top)
         if since < now - POINTS_S:
@@ -195,8 +195,8 @@ class HistoryRecorder:
         asker: str = "",
     ) -> WasteView:
         """Return the waste of a week, Monday to Monday in UTC; ``weeks_ago`` 0 is the present week so far. ``tree``,
-        ``user``, ``pool``: if set, only waste of these. Classes consist of those operations that ``readable`` leaves to
-        ``asker``. Raises the same errors as ``report``."""
+        ``user``, ``pool``: if set, only waste of these. Classes consist of the operations that ``asker`` may read,
+        selected by ``readable``. Raises the same errors as ``report``."""
         since = monday_before(now) - weeks_ago * WEEK_S
         until = min(since + WEEK_S, now)
         parents = {name: dict(list_pools(each)) for name, each in self._state.trees.items()}
@@ -211,7 +211,7 @@ class HistoryRecorder:
     def _list_jobs(
         self, since: float, until: float, user: str, readable: Callable[[list[OperationRecord]], list[OperationRecord]]
     ) -> JobsOf:
-        """Return a function with which the worker lists the known jobs of operations that ran between two moments."""
+        """Return operations that ran between two moments, each with its known jobs."""
         state = self._state
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
         in_time = [
@@ -243,7 +243,7 @@ class HistoryRecorder:
         )
 
     async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:
-        """Return the result of ``work`` in the store's thread; between two ticks, equal pending requests share one."""
+        """Return the result of ``work`` in the store's thread; equal pending requests between two ticks share it."""
         if self._is_closed:
             raise _closed()
         key = (kind, self._taken, asked)

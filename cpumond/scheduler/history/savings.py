@@ -58,7 +58,7 @@ class SavingsWeek(msgspec.Struct, frozen=True):
 
 class Difference(msgspec.Struct, frozen=True):
     """A ratio in both arms, over the whole time. ``low`` to ``high``: the 95 % interval of the difference, others minus
-    control, by the variation between days; null if there are too few days."""
+    control, estimated from the variation between days; null if there are too few days."""
 
     control: float
     others: float
@@ -67,9 +67,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The control group, which stays in shadow, compared with the other jobs of the same hosts; ratios of requested
-    core-hours. ``held_back``: time throttled by the limit. ``used``: CPU used. ``days``: number of days with jobs in
-    both arms. ``sentence``: both differences in words."""
+    """The control group, which stays in shadow, compared with the other jobs of the same hosts, as ratios to the
+    requested core-hours. ``held_back``: time throttled by the limit. ``used``: CPU used. ``days``: number of days with
+    jobs in both arms. ``sentence``: both differences in words."""
 
     control_ordered: float
     others_ordered: float
@@ -90,7 +90,7 @@ class SavingsTree(msgspec.Struct, frozen=True):
 
 
 class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """``covered_s`` of the time are known. ``core_hour_price`` is 0 and ``currency`` "" if none is configured."""
+    """``covered_s``: known seconds of the time. ``core_hour_price`` is 0 and ``currency`` "" if none is configured."""
 
     since: float
     until: float
@@ -115,7 +115,7 @@ def monday_before(at: float) -> float:
 
 
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
-    """Return the weeks from Monday 0:00 UTC that overlap a time; each ends at the bounds of that time at the latest."""
+    """Return the weeks from Monday 0:00 UTC that overlap a time; the first and the last are cut at its bounds."""
     begin = monday_before(since)
     parts = []
     while begin < until:
@@ -259,7 +259,7 @@ def _find_ratio(days: Sequence[tuple[float, float]]) -> float:
 
 
 def student_95(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, exact to .01: from a table, then by an expansion of the normal one."""
+    """Return Student's 97.5 % quantile, exact to 0.01: from a table; for more degrees of freedom, by an expansion."""
     if freedom <= len(STUDENT_95):
         return STUDENT_95[freedom - 1]
     return 1.960 + 2.372 / freedom + 2.823 / freedom**2

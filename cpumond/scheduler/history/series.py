@@ -52,7 +52,7 @@ def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> li
 def places(
     ticks: Sequence[Tick], kind: int, tree: str = "", names: Container[str] | None = None
 ) -> dict[Series, list[int]]:
-    """Return series -> its index in each tick, -1 if absent; only of ``names`` and of ``tree`` ("" for any)."""
+    """Return series -> its index in each tick, -1 if absent; only series of ``names`` and ``tree`` ("": any)."""
     found: dict[Series, list[int]] = {}
     for number, tick in enumerate(ticks):
         for row, series in enumerate(tick.names[kind]):
@@ -135,8 +135,8 @@ def select(points: Points, since: float, until: float) -> Points:
 
 
 def combine(parts: Iterable[Points], kind: int) -> Points:
-    """Combine the points of several series, ordered by time: those of an operation in several trees or with several
-    numbers. Cores, jobs and counts of one moment are added up; of shares, volumes, capacities the largest stays."""
+    """Combine points and order them by time: those of several chunks, or of an operation in several trees. Cores, jobs
+    and counts of one moment are added up; of shares, volumes and capacities the largest is kept."""
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
     largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]

@@ -103,9 +103,9 @@ _Row = tuple[int, int, str, str, float, float, float, float, float, float, float
 class HistoryStore:
     """The history of one scheduler. ``path`` None keeps it in memory only.
 
-    ``length_s``: the age up to which totals of days are kept, and points, but these at most POINTS_S. ``period_s``: the
-    time between two ticks. ``max_size``: bytes of the file. Stored points after ``now`` are dropped: they mean that the
-    clock was set back, and times must not go back within a series."""
+    ``length_s``: the age up to which totals of days are kept; also that of points, which is at most POINTS_S.
+    ``period_s``: the time between two ticks. ``max_size``: bytes of the file. Stored points after ``now`` are dropped:
+    they mean that the clock was set back, and times must not go back within a series."""
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
         self.length_s, self.period_s = length_s, period_s
@@ -337,7 +337,7 @@ class HistoryStore:
         }
 
     def read_node_map(self, nodes: Collection[str], measure: str, since: float, until: float, count: int) -> NodeMap:
-        """A measure of nodes at the ends of ``count`` equal parts of (since, until], or of its part that has points."""
+        """Return a measure of nodes at the ends of ``count`` equal parts of the part of (since, until] with points."""
         until = min(
             until,
             max((*(chunk.end for chunk in self._chunks.values()), *(tick.at for tick in self._ticks)), default=0.0),
@@ -426,7 +426,7 @@ class HistoryStore:
         return PeriodTotals({key: each for key, each in totals.items() if tree in (None, key.tree)}, covered_s)
 
     def read_days(self, keys: Collection[Key], since: float, until: float) -> list[dict[Key, Amounts]]:
-        """Totals of some keys for each UTC day of a time, without unknown days and keys without amounts."""
+        """Return totals of some keys for each known UTC day of a time; keys without amounts are left out."""
         return list(self._find_days([*keys, COVERED_KEY], since, until).values())
 
     def _find_days(self, keys: Sequence[Key], since: float, until: float) -> dict[int, dict[Key, Amounts]]:

@@ -24,8 +24,8 @@ from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, Ope
 
 MAX_CLASSES: Final = 20
 ENOUGH_FOR, HEADROOM, WORTH_IT = 0.95, 1.25, 0.9
-"""A better request is HEADROOM (a mean says nothing about peaks) times this mean: jobs with ENOUGH_FOR of the running
-time of their class used no more on average. It is proposed if it is at most WORTH_IT of the request."""
+"""A better request is a mean usage times HEADROOM, since a mean says nothing about peaks. Jobs with ENOUGH_FOR of their
+class's running time used no more than this mean. Proposed if it is at most WORTH_IT of the present request."""
 MOST_HELD: Final = 0.01
 """If the ratio of throttled time (except what the agent caused) to used time is above this, jobs need their request."""
 LEAST_HOURS: Final = 1.0
@@ -104,7 +104,7 @@ def make_waste(
     period: PeriodTotals, since: float, until: float, now: float, jobs: JobsOf,
     parents: Mapping[str, Mapping[str, str]], user: str = "", pool: str = "",
 ) -> WasteView:  # fmt: skip
-    """Return the waste of a week. ``parents``: tree -> pool -> its parent. ``user``, ``pool``: only of these."""
+    """Return the waste of a week. ``parents``: tree -> pool -> its parent. ``user``, ``pool``: if set, only theirs."""
     groups: dict[Key, dict[_Class, list[_Ran]]] = {}
     for record, its in jobs:
         for tree, kind, ran in _list_ran(record, its, since, until, now):

@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[min_spare_job_resources_on_node]``: slots, cores and bytes. A node with less of one free gets no jobs."""
+    """``[min_spare_job_resources_on_node]``: free slots, cores and bytes. A node with less of any gets no jobs."""
 
     user_slots: Count = 1
     cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
@@ -44,10 +44,10 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[api]``: addresses, and limits of requests: ``max_body`` in bytes, ``rate_limit`` in 1/s for each user.
 
-    ``listen`` "": ``DEFAULT_LISTEN``; without ``tokens_file``, the kernel identifies callers there. ``advertise``: the
-    address, host:port, that a standby gives to clients while this scheduler leads; "": that of ``listen``. ``socket``:
-    a unix socket for the accounts of this host. ``certificate``, ``key``: files, for TLS at ``listen``.
-    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET means the unix socket."""
+    ``listen``: "" is ``DEFAULT_LISTEN``; without ``tokens_file``, the kernel identifies callers there. ``advertise``:
+    the address, host:port, that a standby gives to clients while this scheduler leads; "": that of ``listen``.
+    ``socket``: a unix socket for accounts of this host. ``certificate``, ``key``: files for TLS at ``listen``.
+    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET: the unix socket."""
 
     listen: str = ""
     advertise: str = ""
@@ -101,9 +101,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """``[history]``: data of the graphs and ``cpumond report``, in a separate file beside the database.
 
     ``length``: how far back data goes; "0s" keeps none. The last day is kept as points, older days as daily totals.
-    ``period``: the time between two points. ``max_size``: maximum bytes of the file. ``max_series``: the number of
-    pools, nodes, operations and jobs with points, chosen in this order. ``core_hour_price``: savings are also shown as
-    an amount of ``currency``; 0: in core-hours only."""
+    ``period``: the time between two points. ``max_size``: maximum bytes of the file. ``max_series``: how many pools,
+    nodes, operations and jobs may have points, chosen in this order. ``core_hour_price``: savings are also shown as an
+    amount of ``currency``; 0: in core-hours only."""
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
         name="length", default=34_560_000.0
@@ -133,7 +133,7 @@ class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[traces]``: where a trace of each operation is sent when it ends, over OTLP/HTTP; "": nowhere."""
+    """``[traces]``: where the trace of each ended operation is sent, over OTLP/HTTP; "": nowhere."""
 
     endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
@@ -209,7 +209,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     traces: TraceSettings = TraceSettings()
     waste_summary: WasteSummaries = WasteSummaries()
     groups: dict[str, tuple[str, ...]] = {}
-    """Group -> its users, whichever way they authenticate."""
+    """Group -> its users, no matter how they authenticate."""
     log: Log = Log()
     path: str = ""
 
@@ -324,8 +324,8 @@ def _check_store(config: SchedulerConfig) -> None:
     store = config.store
     if store.kind == "postgresql" and not store.conninfo:
         raise ConfigError(
-            f'{config.where}: store.conninfo: is needed with store.kind = "postgresql": '
-            '"host=db1,db2 dbname=cpumond target_session_attrs=read-write", say'
+            f'{config.where}: store.conninfo: is needed with store.kind = "postgresql"; '
+            'set it, for example to "host=db1,db2 dbname=cpumond target_session_attrs=read-write"'
         )
     if store.kind == "sqlite" and store.conninfo:
         raise ConfigError(f'{config.where}: store.conninfo: is for store.kind = "postgresql"; remove it, or set kind')
@@ -356,7 +356,7 @@ def _check_waste(config: SchedulerConfig) -> None:
 
 
 def _check_secrets(config: SchedulerConfig) -> None:
-    """Check that no other user can read the secrets in heartbeat responses, or get them as a pretended node."""
+    """Check that no other user can read the secrets in heartbeat responses, or get them by pretending to be a node."""
     path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
     if not path:
         return

@@ -18,14 +18,14 @@ MAX_HELD_BYTES: Final = 64 * 2**20
 
 KEEP_ALIVE_S: Final = 75
 EXCHANGE_S: Final = 150.0
-"""Time from the connection or its previous answer to the end of the next answer; longer than KEEP_ALIVE_S."""
+"""Maximum time of an answer, counted from the connection's beginning or previous answer; longer than KEEP_ALIVE_S."""
 
 MAX_HEAD_BYTES: Final = 1024 * 1024
 """Maximum bytes of the request line and the headers, in which `yt` sends its parameters."""
 MAX_TARGET_BYTES: Final = 64 * 1024
 """Maximum bytes of the path and the query; also of the whole head of a request that is not by `yt`."""
 MAX_TRAILER_BYTES: Final = 16 * 1024
-"""Maximum bytes, after a head or part of a body, of neither: chunk extensions, and trailers, which are dropped."""
+"""Maximum bytes after a head, or after a part of a body, that are neither: chunk extensions, and (dropped) trailers."""
 TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
@@ -50,7 +50,7 @@ class Connection(Bounded, HttpToolsProtocol):
     _head_bytes = 0
     _trailer_bytes = 0
     _is_silent = False
-    """Whether the parser called nothing for the data of the last read."""
+    """Whether the parser called no method for the data of the last read."""
     _running: RequestResponseCycle | None = None
     """The first request without a complete answer; ``cycle`` is the latest request."""
     _has_turn = False
@@ -136,7 +136,7 @@ class Connection(Bounded, HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
             return
-        # This is a trailer: a proxy that guards headers, such as those that name the user, does not check trailers.
+        # This is a trailer, which is dropped: a proxy that checks who sets the user's header does not check trailers.
         self._is_silent = False
         self._trailer_bytes += len(name) + len(value)
         if self._trailer_bytes > MAX_TRAILER_BYTES:
@@ -164,13 +164,13 @@ class Connection(Bounded, HttpToolsProtocol):
         raise ValueError(reason)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what follows, after the answers to earlier requests."""
+        """Refuse all that the client sends from here on, once earlier requests are answered."""
         self._refusal = self._refusal or msg
         if not self.has_waiting and not self.transport.is_closing():
             super().send_400_response(self._refusal)
 
     def on_response_complete(self) -> None:
-        # Otherwise the answered request would stay in memory until the next one arrives.
+        # Without this, the answered request would stay in memory until the next one arrives.
         answered = self._running
         if answered is not None:
             answered.body.clear()
@@ -184,7 +184,7 @@ class Connection(Bounded, HttpToolsProtocol):
             self.send_400_response(self._refusal)
 
     def end(self) -> None:
-        """Abort the connection and free its memory now: until ``connection_lost``, much more data may be read."""
+        """Abort the connection and free its memory now: much more may be read before ``connection_lost`` is called."""
         super().end()
         self._let_go()
 
@@ -197,7 +197,7 @@ class Connection(Bounded, HttpToolsProtocol):
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         if self._running is not None:
-            # The library notifies only the latest request, so do it for this one here.
+            # The library notifies only the latest request, so this one is notified here.
             self._running.disconnected = True
             self._running.message_event.set()
             waiting += [] if self._has_turn else [self._running]

@@ -55,7 +55,7 @@ def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
     if view.leader and view.leader != address:
         return f"standby: the scheduler at {view.leader} leads (term {view.term})"
     if view.error:
-        # Only the log has the reason, since anyone may be the caller.
+        # Only the log contains the reason, since anyone may be the caller.
         return "standby: the leader is not known because the store does not respond; see this scheduler's log"
     # This is also the answer if another scheduler leads but gave no address.
     return "standby: no leader is known here; try again, or ask the other schedulers"

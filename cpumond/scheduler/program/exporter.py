@@ -40,12 +40,12 @@ END = b"# EOF\n"
 """The last line of OpenMetrics; the older format does not have it."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 Families = dict[str, tuple[str, str]]
-"""Name -> the figure of a pool or a tree (``figures``), and the help text. A figure of None has no series."""
+"""Name -> the figure of a pool or a tree (``figures``), and the help text. If a figure is None, it has no series."""
 
 M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_EXEMPLAR = 100
-"""Maximum characters of a name in an exemplar; its labels together may have 128."""
+"""Maximum characters of a name in an exemplar; all labels of an exemplar together may have 128."""
 
 TREE_GAUGES: Families = {
     "total_cores": ("capacity_cores", "CPU of the tree's nodes."),
@@ -181,7 +181,7 @@ class MetricsText:
 
     def _pools(self, is_open: bool) -> str:
         lines: list[str] = []
-        cut = "_total" if is_open else "\n"  # the name of a counter's family
+        cut = "_total" if is_open else "\n"  # a counter's family has its name without this
         chosen: list[tuple[str, PoolElement]] = []
         left_out = 0
         for tree in self._scheduler.state.trees.values():
@@ -210,8 +210,8 @@ class MetricsText:
         name = "cpumond_preemptions_total"
         family = name.removesuffix(cut)
         yield f"# HELP {family} Preempted jobs, by pool of the job and kind.\n# TYPE {family} counter\n"
-        # Series begin at 0 so that rates show the first preemption. Only pools with operations have them: most pools
-        # have none.
+        # Series begin at 0 so that rates show the first preemption. Only pools with operations have series: most have
+        # no operations.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
         counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
         labels = {label for label, _ in shown}

@@ -1,9 +1,9 @@
 """Leadership among several schedulers on one store: acquire the lead, renew it, run one term after another.
 
 A reign is a term of this process: a ``Scheduler``, whose state was loaded from the store when the term began, and its
-application. Both are dropped when it ends; the process stays as a standby until its next term. ``lead`` decides what
-follows from the clock and from the arbiter's responses. Calls of the arbiter run in a separate thread, one at a time:
-the loop stays punctual even if the store's engine does not respond."""
+application. Both are dropped when it ends; the process stays as a standby until its next term. The module ``lead``
+decides, from the clock and the arbiter's responses, what to do next. Calls of the arbiter run in a separate thread, one
+at a time: the loop stays punctual even if the store's engine does not respond."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_boot_s() -> float:
 
 
 class FencedStore:
-    """The store of one reign. It refuses writes after it, and reports if another scheduler has ended it."""
+    """The store of one reign. It refuses writes after the reign, and reports if another scheduler has ended it."""
 
     def __init__(self, store: Store, may_write: Callable[[], bool], lost: Callable[[FencedError], None]) -> None:
         self._store = store
@@ -147,7 +147,7 @@ class Leading:
         return max(self.lead.until_s - self._now(), 0.0) if self.lead.is_own else 0.0
 
     def pulse(self) -> object:
-        """Return a value that changes with each success: for a leader an update, for a standby a query."""
+        """Return a value that changes with each success: of a leader's update, or of a standby's query."""
         scheduler = None if self.reign is None else self.reign.scheduler
         return self._rounds if scheduler is None else (self.lead.term, scheduler.timings.good_updates)
 

@@ -68,7 +68,7 @@ def close_unix_socket(unix: socket.socket, path: str) -> None:
 
 
 class Certificate:
-    """The certificate and key of the scheduler's address; ``context`` has those that were loaded last."""
+    """The certificate and key of the scheduler's address; ``context`` uses those that were loaded last."""
 
     def __init__(self, certificate: str, key: str) -> None:
         """Load the files. Raises ConfigError or AccessError."""

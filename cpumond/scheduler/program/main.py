@@ -64,8 +64,8 @@ STORE_FILE = "scheduler.db"
 HISTORY_FILE = "history.db"
 
 SWITCH_INTERVAL_S = 0.001
-"""Longest time for which the thread of an update keeps the interpreter from the loop. Python's 0.005 would be as long
-as ten heartbeats take."""
+"""Longest time for which the thread of an update keeps the interpreter from the loop. Python's default, 0.005, is the
+time that ten heartbeats take."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
@@ -140,7 +140,7 @@ def _open_entrance(config: SchedulerConfig, identities: Identities, manager: Ser
 class _Service(NamedTuple):
     app: App
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-    """Serves until the event: for a single scheduler its stop, for one of several the last answer after that."""
+    """Serves until the event: for a single scheduler, that it is to stop; for one of several, its last answer."""
     ready: asyncio.Event
     vitals: Vitals
     find_scheduler: Callable[[], Scheduler | None]
@@ -348,7 +348,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     server = Server(make_config(service.app), entrance.context)
     async with asyncio.TaskGroup() as tasks:
-        # One of several schedulers leads until its last request is answered; the next one leads as soon as it gives up.
+        # If several schedulers share a store, this one gives up the lead, for the next one, after its last answer.
         running = tasks.create_task(service.run(stopping if service.leading is None else answered))
         await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
         serving = tasks.create_task(server.serve(entrance.sockets))

@@ -42,7 +42,7 @@ def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
 async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
     """Send READY at once, WATCHDOG as long as updates succeed, STATUS every STATUS_PERIOD_S, and STOPPING at the end.
     If the event loop is blocked, an update does not end or all updates fail, WATCHDOG stops and the service is
-    restarted. If the store refuses, it does not: a new process would use the same disk, and this one still answers."""
+    restarted. If the store refuses, WATCHDOG goes on: a new process would use the same disk; this one still answers."""
     if not manager.listens:
         return
     manager.notify("READY=1", status=vitals.describe())

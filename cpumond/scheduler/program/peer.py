@@ -86,7 +86,7 @@ def _look_up(uid: int) -> User | str:
     for gid in os.getgrouplist(account.pw_name, account.pw_gid):
         with contextlib.suppress(KeyError):
             groups.add(grp.getgrgid(gid).gr_name)
-    # Most accounts have their own group, which adds nothing to the account's name.
+    # Most accounts have a group of the same name, which adds nothing to the account's name.
     return User(account.pw_name, groups=frozenset(groups - {account.pw_name}), needs_entry=True, origin=f"uid {uid}")
 
 

@@ -1,4 +1,4 @@
-"""Settings that SIGHUP reloads without a restart: the file of tokens, groups and the certificate."""
+"""Settings that SIGHUP reloads without a restart: groups, the file of tokens and the certificate."""
 
 from __future__ import annotations
 

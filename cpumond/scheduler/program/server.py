@@ -22,10 +22,10 @@ MAX_HANDSHAKES: Final = 4096
 """Maximum number of TLS connections that are not established yet. Each takes 19 KiB, or 50 KiB once its client has
 begun the handshake; an established connection takes 27 KiB."""
 MAX_HANDSHAKE_BYTES: Final = 16_384
-"""Maximum bytes that a client sends before it is connected; 1 to 4 KiB are usual. OpenSSL would keep up to 128 KiB."""
+"""Maximum bytes of a client's TLS handshake; 1 to 4 KiB are usual. OpenSSL would keep up to 128 KiB."""
 TLS_BUFFER_BYTES: Final = 32_768
-"""Bytes of one read of a TLS connection, into one buffer for all connections. Python's own would take 256 KiB for each
-connection, all the time."""
+"""Bytes of one read of a TLS connection; all connections share one buffer for it. Python would keep a buffer of 256 KiB
+for each connection, all the time."""
 
 
 def make_config(app: Any) -> uvicorn.Config:
@@ -46,8 +46,8 @@ def make_config(app: Any) -> uvicorn.Config:
 
 
 class BoundedTls(sslproto.SSLProtocol):
-    """TLS of one connection. It counts data that the client has not read yet, also below the encryption, and reads
-    little ahead of the application: otherwise the limits of ``host.connections`` would not hold."""
+    """TLS of one connection. It counts data that the client has not read yet, encrypted data included, and reads little
+    ahead of the application: otherwise the limits of ``host.connections`` would not hold."""
 
     max_size = 0  # of the library's own read buffer
     held = 0
@@ -103,8 +103,8 @@ class BoundedTls(sslproto.SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._handshakes is not None:
             self._leave_handshakes()
-            # If a connection was never established, the library does not notify its protocol, and that and its parser
-            # refer to each other.
+            # If a connection was never established, the library does not notify its protocol. The protocol would stay
+            # in memory, since it and its parser refer to each other.
             vars(self._app_protocol).clear()
         beneath: Any = self._transport
         super().connection_lost(exc)

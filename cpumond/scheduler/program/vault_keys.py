@@ -1,7 +1,7 @@
 """The keys that encrypt secrets of operations, in a separate file (semantics.md 12.6).
 
-AES-256-GCM of the library ``cryptography``. The operation's id is associated data, so no vault can be put in place of
-another one. Each encryption uses a random nonce of 96 bits: one key suffices for 2**32 encryptions."""
+They are for AES-256-GCM of the library ``cryptography``. The operation's id is associated data, so no vault can be put
+in place of another one. Each encryption uses a random nonce of 96 bits: one key suffices for 2**32 encryptions."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _read_lines(content: bytes, path: str) -> list[bytes]:
             key = b""
         if len(key) != KEY_BYTES:
             raise ConfigError(
-                f"{path}: line {number}: is no key, {KEY_BYTES} random bytes in base64 on one line; "
+                f"{path}: line {number}: expected a key, {KEY_BYTES} random bytes in base64 on one line; "
                 "`openssl rand -base64 32` prints one"
             )
         keys.append(key)

@@ -38,7 +38,7 @@ DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
 """Permission -> permissions whose denial also denies it: users cannot act on an object that they may not see."""
 
 NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
-"""Permissions that no user has because of missing access lists: they are newer than stores without such lists."""
+"""Permissions that missing access lists give to no user: stores without such lists are older than these permissions."""
 
 EVERYONE: Final = "everyone"
 OWNER: Final = "owner"
@@ -76,9 +76,9 @@ class StandingEntry:
 class Access:
     """Everything that decides about the rights on one tree, pool or operation.
 
-    ``is_open``: it has neither an own nor an inherited access list, and its tree does not set ``acl_required``. If so,
-    what no entry decides is allowed, as before access lists existed, except NEVER_OPEN. ``owner``: user who has the
-    permissions ``owned`` without an entry."""
+    ``is_open``: the object has neither an own nor an inherited access list, and its tree does not set ``acl_required``.
+    All that no entry decides is then allowed, except NEVER_OPEN, as it was before access lists existed. ``owner``: user
+    who has the permissions ``owned`` even if no entry allows them."""
 
     what: str
     entries: tuple[StandingEntry, ...]

@@ -1,9 +1,9 @@
 """Records of tokens that are created and revoked while the scheduler runs. Pure.
 
-The store has only hashes. A token that its user created with a different token is valid no longer than that one:
-revoking a stolen token also revokes the tokens created with it. A token loses groups that its user leaves: groups from
-[groups] are not stored, and other groups count only if the creating token has them. If neither can be checked later
-(the user was identified by an account or a proxy), the token ends after GROUPS_LIFE_S."""
+The store contains only hashes. A token that was created with another token of its user becomes invalid with that one at
+the latest: revoking a stolen token also revokes the tokens created with it. A token loses groups that its user leaves:
+groups from [groups] are not stored, and other groups count only while the creating token has them. If there is no
+creating token, because an account or a proxy identified the user, the token ends after GROUPS_LIFE_S."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GROUPS_LIFE_S: Final = 30 * 86_400.0
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored token, under its ``hash``. Times are seconds since 1970.
 
-    ``needs_entry``: that of the user who created the token. ``made_with``: id of the token with which its user created
-    it; "" if an administrator, or a user who was identified without a token, created it."""
+    ``needs_entry``: as in ``User``, for the user who created the token. ``made_with``: id of the token with which its
+    user created it; "" if an administrator, or a user who was identified without a token, created it."""
 
     hash: str
     user: str
@@ -104,7 +104,7 @@ class TokenTable:
         return (found[0], self.user_of(found[0])) if found is not None and found[0].made_with else found
 
     def user_of(self, record: TokenRecord) -> User:
-        """Return the user of a token, with only those groups that the token with which it was created also has."""
+        """Return the user of a token. If another token created it, groups that the other one lacks are removed."""
         user = record.make_user()
         maker = self.find_id(record.made_with) if record.made_with else None
         kept = user.groups & frozenset(() if maker is None else maker.groups)

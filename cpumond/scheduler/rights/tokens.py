@@ -55,8 +55,8 @@ class Tokens:
     def find(self, digest: str) -> User | None:
         """Return the user of the token with this hash; None if the file does not have it.
 
-        The time of the look-up reveals at most a part of a stored hash. This does not help an attacker: a text for a
-        hash, or for its first digits, can only be found by trial."""
+        The time of the look-up reveals at most a part of a stored hash. This does not help an attacker: a text with a
+        given hash, or with a hash of the same first digits, can only be found by trial."""
         return self._users.get(digest)
 
     def user_of(self, token: str) -> User | None:
@@ -113,8 +113,8 @@ def parse_tokens(text: str, where: str) -> Tokens:
         digest, user = _parse_line(entry, f"{where}: line {number}")
         if digest in lines:
             raise ConfigError(
-                f"{where}: line {number}: the hash is that of line {lines[digest]} again; "
-                "each token has one line: create another one"
+                f"{where}: line {number}: the hash is the same as in line {lines[digest]}; "
+                "each token may have only one line: create another token"
             )
         lines[digest] = number
         users[digest] = user

@@ -19,7 +19,7 @@ ID_DIGITS: Final = 12
 
 
 _WORDS: Final = ("everyone", "owner")
-"""Words in access lists for all users, and for the owner of a pool or an operation."""
+"""Words that stand in access lists for all users, and for the owner of a pool or an operation."""
 
 
 def find_wrong_name(name: str) -> str:
@@ -44,9 +44,9 @@ class User:
     proxy: bool = False
     groups: frozenset[str] = frozenset()
     configured_groups: frozenset[str] = field(default=frozenset(), compare=False)
-    """Those of ``groups`` that the scheduler's [groups] assign, regardless of how the user is identified."""
+    """The part of ``groups`` that the configuration's [groups] assigns, regardless of how the user is identified."""
     token_id: str = ""
-    """First digits of its token's hash, by which lists and the audit log name the token; "" without a token."""
+    """First digits of the hash of the user's token, by which lists and the audit log name it; "" without a token."""
     origin: str = ""
     """Origin of the request and how its user is identified, for the audit log."""
     acting: str = ""

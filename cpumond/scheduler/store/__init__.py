@@ -51,15 +51,15 @@ class Store(Protocol):
     """Records and log of one scheduler. Every implementation fulfils the contract of ``tests/store_contract.py``.
 
     Kinds, keys and subjects are any text without lone surrogates; values are any bytes. Used by one thread at a time,
-    not necessarily by the one that opened the store; ``read_log`` by any. ``lost_total``: number of times that another
-    program removed the store and it was written again. ``commit_s``: seconds in which the last write became durable."""
+    not necessarily by the one that opened it; ``read_log`` by any thread. ``lost_total``: how often the store was
+    removed by another program and rewritten. ``commit_s``: seconds in which the last write became durable."""
 
     lost_total: int
     commit_s: float
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield all records as (kind, key, value), ordered by kind, then key (by code points). Nothing may be written
-        until the end. Raises StoreError, possibly after some records, which are then not a whole state."""
+        until the end. Raises StoreError, possibly after some records: these are only a part of the state."""
         ...
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
@@ -68,7 +68,7 @@ class Store(Protocol):
 
         Once this returns, the changes survive the end of the process and a loss of power. Raises StoreError: nothing
         was changed, and the next write may succeed. A process killed during a write leaves the whole batch or nothing
-        of it. An empty batch only restores files that are missing where the next process looks for them."""
+        of it. An empty batch only restores files of the store that have been removed."""
         ...
 
     def read_log(
@@ -108,9 +108,9 @@ class Arbiter(Protocol):
         ...
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
-        """Take the lead with the next term if no scheduler leads: the lease, or the session of its holder, has ended.
-        Return None if another scheduler leads. Ends the sessions of the previous leader: none of its writes is in
-        progress once this returns."""
+        """Take the lead with the next term if no scheduler leads, that is, if the lease or its holder's session has
+        ended. Return None if another scheduler leads. Ends the sessions of the previous leader: none of its writes is
+        in progress once this returns."""
         ...
 
     def renew(self, term: int, lease_s: float) -> bool:
@@ -118,7 +118,7 @@ class Arbiter(Protocol):
         ...
 
     def give_up(self, term: int) -> None:
-        """End the lease of this arbiter's ``term`` for the next scheduler; does nothing if another has taken it."""
+        """End the lease of this arbiter's ``term`` so that another can lead; does nothing if one already leads."""
         ...
 
     def open_store(self, term: int) -> Store:

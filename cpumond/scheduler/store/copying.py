@@ -87,7 +87,7 @@ def _make_empty(store: Store, where: str) -> None:
 
 
 def _copy_log(source: Store, target: Store, expected: _Sum) -> Iterator[int]:
-    """Copy the log, its oldest page first since numbers rise. Yield how many entries have been copied so far."""
+    """Copy the log, its oldest page first, since numbers must rise. Yield how many entries have been copied so far."""
     newest: list[int] = []
     for page in _list_pages(source):
         expected.add_entries(page)

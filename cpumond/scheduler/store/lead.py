@@ -1,7 +1,7 @@
 """Leadership as values: what this scheduler knows of the lease, what it does next, and until when it may answer.
 
 All times are seconds of this host's own clock, which never steps and runs on while the host sleeps. A lease counts from
-the moment at which its renewal was sent: here it ends earlier than in the store."""
+the moment at which its renewal was sent, so that it ends here before it ends in the store."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lead:
         return self.is_own and self.term == term and now_s < self.until_s
 
     def find_leader(self, now_s: float) -> str:
-        """The address of another scheduler that leads; "" if none is known. One older than a lease does not count."""
+        """The address of another scheduler that leads; "" if unknown, or last read longer ago than a lease."""
         return self.leader if not self.is_own and now_s - self.heard_s < self.lease_s else ""
 
     def find_step(self, now_s: float) -> LeadStep:
@@ -86,8 +86,8 @@ class Lead:
         return LeadStep.RENEW if self.is_own else LeadStep.TAKE
 
     def wait_s(self, now_s: float, is_asking: bool) -> float | None:
-        """Return seconds until the next action if no event arrives; None if there is none. ``is_asking``: whether a
-        call to the arbiter is in progress."""
+        """Return seconds until the next action if no event arrives; None if no action is due before one. ``is_asking``:
+        whether a call to the arbiter is in progress."""
         until_s = min(math.inf if is_asking else self.next_s, self.until_s if self.is_own else math.inf)
         return None if until_s == math.inf else max(until_s - now_s, 0.0)
 
@@ -114,5 +114,5 @@ class Lead:
         return replace(self, error=error, next_s=now_s + again_s)
 
     def ended(self, now_s: float, rest_s: float = 0.0) -> Lead:
-        """The lead after the end of its own term. For ``rest_s`` this scheduler does not try again: another one can."""
+        """The lead after this scheduler's term. For ``rest_s`` it does not try to lead again: another one can."""
         return replace(self, is_own=False, leader="", until_s=-math.inf, next_s=now_s + rest_s)

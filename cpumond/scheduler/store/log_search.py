@@ -39,7 +39,7 @@ class LogIndex(Protocol):
 def search(
     index: LogIndex, subjects: Sequence[str], before: int | None, since: float, limit: int
 ) -> list[tuple[int, Entry]]:
-    """See ``Store.read_log``. Walks through the entries of the rarest subject and keeps those about the others, too."""
+    """See ``Store.read_log``. Of the entries about the rarest subject, keeps those about all others, too."""
     names = list(dict.fromkeys(subjects))
     below = NO_NUMBER if before is None else min(before, NO_NUMBER)
     # Clocks are corrected, so an entry with a higher number may be older.
@@ -80,7 +80,7 @@ def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple
 
 
 def _choose(index: LogIndex, subject: str, numbers: list[int]) -> list[int]:
-    """Those of ``numbers`` whose entries are about ``subject``; by the subject's own numbers if not many more."""
+    """Return those of ``numbers`` that are about ``subject``: by listing its numbers, if they are not many more."""
     if not numbers:
         return []
     limit = 4 * len(numbers)

@@ -41,7 +41,7 @@ def describe_place(place: str) -> str:
 
 
 def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, int]:
-    """Open a store and lock it against schedulers. Return it with the last term; in PostgreSQL the new term is above
+    """Open a store and lock it against schedulers. Return it and a term: SQLite's own, or in PostgreSQL a new one above
     ``above``. ``is_new``: create a missing SQLite database. Raises StoreError, ConfigError, UnavailableError."""
     if is_conninfo(place):
         alone = _import_postgresql().AloneStore(place, above)

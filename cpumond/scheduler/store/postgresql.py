@@ -7,11 +7,11 @@ Tables, in the first schema of the search path:
 - the log (``postgresql_log``).
 
 The arbiter's session holds the advisory lock LEAD while it leads; the lock is released with the session. The leader's
-stores hold the lock WRITE, shared; their sessions are found by it. A write is one statement that reads the term while
-it locks the lease's row. A take-over waits for the writes in progress; writes that wait for a take-over write nothing.
+stores share the lock WRITE, by which their sessions are found. A write is one statement that reads the term while it
+locks the lease's row. A take-over waits for the writes in progress; writes that wait for a take-over write nothing.
 
 A write that lost its connection may have been made or not. Its session is ended at the server and the write repeated,
-which changes nothing if it was made. If this is still unknown after OUTCOME_S, the lead is lost: FencedError."""
+which changes nothing if it was made. If the outcome is still unknown after OUTCOME_S, the lead is lost: FencedError."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OUTCOME_S: Final = 5.0
 """Time for which a write is repeated if it lost its connection."""
 PAUSE_S: Final = 0.1
 ALONE_LEASE_S: Final = 3600.0
-"""Longest time for which a copy that hangs keeps schedulers away; one that was killed does not."""
+"""Longest time for which a copy that hangs keeps schedulers away; a copy that was killed does not keep them away."""
 PAGE_RECORDS: Final = 2000
 LEAD: Final = 0x43504D4C
 WRITE: Final = 0x43504D57
@@ -108,7 +108,7 @@ def _create_records(connection: Connection) -> None:
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, create_log)
-"""The migration at index N changes schema N to N + 1; schema 0 has no records. The newest schema is their number."""
+"""Number N changes schema N to N + 1; schema 0 has no records. The newest schema is the number of migrations."""
 
 
 class PostgresArbiter:
@@ -183,8 +183,8 @@ class PostgresArbiter:
         with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
-            # The session that led is lost. As long as the term is ours, and the locked row cannot be taken, only that
-            # session can hold the lock LEAD: the server has not noticed its loss yet.
+            # The session that led is lost. While the term is ours and the row is locked here, nothing but the lost
+            # session can hold the lock LEAD, because the server has not noticed the loss yet.
             with session.connection.transaction():
                 lease = self._read(session, " FOR UPDATE")
                 if lease is None or lease.term != term:
@@ -216,9 +216,9 @@ class PostgresArbiter:
 
     @contextlib.contextmanager
     def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
-        """Yield the session, reconnected if there is none. An error in it ends the session and the lead that it holds.
-        ``keeps_lead``: a mere refusal by the server, for example behind a long write of the leader itself, does not end
-        it: otherwise another scheduler would lead before the lease is over."""
+        """Yield the session, reconnected if there is none. An error in the block ends the session, and with it the
+        lead. ``keeps_lead``: not if the server only refuses a statement, for example because it waited for a long write
+        of the leader: another scheduler would lead before the lease is over."""
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -243,7 +243,7 @@ class PostgresArbiter:
         """Release the lead and the session; a second call does nothing."""
         self._is_closed = True
         if self._session is not None:
-            # The session at the server outlives its connection for a moment.
+            # The session at the server outlives its connection for a moment, so the lock is released explicitly.
             with contextlib.suppress(psycopg.Error), self._session.limited():
                 self._session.connection.execute("SELECT pg_advisory_unlock_all()")
         self._drop()
@@ -486,7 +486,7 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
 
 class AloneStore:
     """The store for a program that is no scheduler, such as a copy. Until it is closed it leads without an address,
-    with a term above ``above``. Raises StoreError: a scheduler uses it, it is unreachable or of a newer version."""
+    with a term above ``above``. Raises StoreError if a scheduler uses it, it is unreachable or of a newer version."""
 
     lost_total = 0
     commit_s = 0.0

@@ -1,8 +1,8 @@
 """The store's log in a PostgreSQL database: its tables, appends, reads and truncation.
 
 ``cpumond_log``: the entries; a trigger refuses to change one. ``cpumond_log_subjects``: numbers of entries by subject.
-``cpumond_log_cut``: one row with the highest dropped number, so that no number is given twice. The leader gives the
-numbers, not the database: a repeated write adds nothing twice."""
+``cpumond_log_cut``: one row with the highest dropped number, so that no number is given twice. The leader, not the
+database, gives the numbers, so that a repeated write adds nothing twice."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ SELECT extract(epoch FROM backend_start)::text,
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-"""Sets the time-outs, and other settings that the store relies on and a database may have changed. A number as text
-looks the same for every date style."""
+"""Sets the time-outs, and other settings that the store relies on and a database may have changed. Returns when the
+session began: as a number, since the text of a date depends on the database's date style."""
 CREATION: Final = 0x43504D43
 """The advisory lock that is held while the first tables are created."""
 
@@ -80,13 +80,13 @@ class Session:
         self.leads = 0
         """The term for which this session holds the lock LEAD; 0 if it does not."""
         self.connection: Connection = psycopg.connect(**{**CONNECTION, **_parse(conninfo)}, autocommit=True)
-        # A separate descriptor: when time is up, the connection's own may already be closed and its number reused for a
-        # different file.
+        # A separate descriptor: when time is up, that of the connection may already be closed, and its number may
+        # denote a different file.
         self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
             _check_server(self.connection, conninfo)
             with self.limited():
-                # The server's limit is shorter: if the server refuses a statement, it is known that nothing was done.
+                # The server's limit is shorter, so a slow statement is refused: then it certainly changed nothing.
                 row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
                 assert row is not None
                 self.started = row[0]

@@ -35,7 +35,7 @@ class LogRetention:
             dropped = 0
         self._dropped += dropped
         if dropped:
-            return  # the next period continues
+            return  # the next call continues
         if self._dropped:
             log.info("log_cut", dropped_entries=self._dropped)
         self._due_at, self._dropped = now + CUT_PERIOD_S, 0

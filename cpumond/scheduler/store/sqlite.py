@@ -77,13 +77,13 @@ def _note_unstored_starts(connection: sqlite3.Connection) -> None:
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_unstored_starts, create_log)
-"""The migration at index N changes schema N to N + 1; schema 0 is an empty file. The newest schema is their number."""
+"""Number N changes schema N to N + 1; schema 0 is an empty file. The newest schema is the number of migrations."""
 
 
 def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -> SqliteStore:
     """Open the database at ``path``. A missing one is created with its directory, accessible to this user only. An
-    older schema is copied, then migrated. Raises StoreError: it is in use by another process, damaged, of a newer
-    version or another program, or permissions or space are missing."""
+    older schema is copied, then migrated. Raises StoreError if it is in use by another process, damaged, of a newer
+    version or another program, or if permissions or space are missing."""
     path = os.path.realpath(path)
     with contextlib.ExitStack() as undo:
         lock = _lock(path)
@@ -104,8 +104,8 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
 
 def set_aside(path: str) -> str | None:
     """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is no
-    database. Its write-ahead log is renamed as well, so that the database can still be opened. Raises StoreError: it is
-    in use, or permissions are missing."""
+    database. Its write-ahead log is renamed as well, so that the database can still be opened. Raises StoreError if it
+    is in use or permissions are missing."""
     path = os.path.realpath(path)
     if not any(os.path.lexists(path + suffix) for suffix in ("", *COMPANIONS)):
         return None
@@ -298,7 +298,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(connect(new)) as target:
             yield target
         _sync_file(new)
-        # A log left by an earlier database does not belong to the new one. Open files need no name.
+        # A log left by an earlier database does not belong to the new one. Whoever has it open needs no name.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
@@ -383,7 +383,7 @@ def _pick_mode(path: str) -> str:
 
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
-    """Create the database under a temporary name: a file at ``path`` is always complete, an empty one damaged."""
+    """Create the database under a temporary name: at ``path`` it is always complete; an empty file is damaged."""
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
         raise _damaged(path, f"the database is gone, but its {path}{left[0]} is there")
@@ -391,7 +391,7 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         _apply(connection, 0, migrations)
         connection.execute("PRAGMA journal_mode = WAL")
-    with contextlib.suppress(OSError):  # the parent directory may be another user's; then it existed before
+    with contextlib.suppress(OSError):  # a parent directory of another user existed before
         _sync_directory(os.path.dirname(path))
 
 
@@ -514,7 +514,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
-    # Errors of the module itself have no code; one is for text that cannot be decoded, which no store writes.
+    # Errors of Python's module have no code; one reports text that cannot be decoded, which no store ever writes.
     code = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", "no code")
     primary = None if code is None else code & 0xFF

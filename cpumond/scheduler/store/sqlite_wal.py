@@ -18,16 +18,16 @@ log = structlog.get_logger("cpumond.scheduler")
 WAL_HEADER: Final = struct.Struct(">8I")
 """Magic number, version, size of a page, number of the checkpoint, two salts, two checksums."""
 WAL_FRAME: Final = struct.Struct(">6I")
-"""Page number, size of the database in pages after a commit or else 0, two salts, two checksums; then the page."""
+"""Page number, size of the database in pages (0 if no commit ends here), two salts, two checksums; then the page."""
 WAL_INDEX: Final = struct.Struct("=3I2BHI")
 """The beginning of ``PATH-shm``; the last field is the number of the last frame."""
 MAX_LOGS: Final = 2**24
-"""A log is restarted fewer times than this; then the file is removed when a scheduler ends."""
+"""A log is restarted fewer times than this before its file is removed, which the end of a scheduler does."""
 
 
 def report_dropped_writes(path: str) -> None:
-    """Report, and keep a copy, if SQLite will not read its whole write-ahead log: without an error, it drops everything
-    after the first frame with a wrong checksum.
+    """If SQLite will not read its whole write-ahead log, report this and keep a copy. SQLite gives no error when it
+    drops everything after the first frame with a wrong checksum.
 
     A connection that has read something must be open: SQLite has then noted in the log's index which valid frame is the
     last. That connection must be closed before the writing one is opened: closing the index here releases all locks

@@ -13,13 +13,13 @@ from typing import Final
 from cpumond.scheduler.store import Change
 
 BOUNDS_S: Final = (*(float(f"{step}e{power}") for power in range(-4, 1) for step in (1, 2, 5)), 10.0)
-"""Upper bounds of the buckets, each about twice the one before: quantiles from them are less than this factor off."""
+"""Upper bounds of the buckets, each about twice the one before: quantiles are off by less than this factor."""
 
 OPEN_KINDS: Final = frozenset(("operation", "job", "start", "node"))
 
 
 class Histogram:
-    """Number of durations in each bucket, and the subject of the newest in each; one bucket more than BOUNDS_S."""
+    """Number of durations in each bucket, and what its newest was measured for; one bucket more than BOUNDS_S."""
 
     __slots__ = ("counts", "newest", "sum_s")
 
@@ -30,7 +30,7 @@ class Histogram:
         """Per bucket: name, seconds, Unix time."""
 
     def observe(self, took_s: float, about: str) -> None:
-        """Count a duration. ``about``: the node, tree or record that took it. Called for each heartbeat."""
+        """Count a duration. ``about``: the node, tree or record concerned. Called for each heartbeat."""
         at = bisect_left(BOUNDS_S, took_s)
         self.counts[at] += 1
         self.sum_s += took_s
@@ -46,8 +46,8 @@ class Histogram:
 
 
 RECENT_UPDATES: Final = 600
-"""Number of last updates from which the alert about late ones is computed: at the shortest period these take one
-minute, at 1 s ten."""
+"""Number of last updates from which the alert about late ones is computed. They cover one minute at the shortest
+period, ten minutes at a period of 1 s."""
 
 
 def name_write(changes: Sequence[Change]) -> str:

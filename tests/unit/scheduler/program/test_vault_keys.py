@@ -64,7 +64,7 @@ def test_one_of_another_user_is_refused(tmp_path):
     [
         ("", "holds no key; add one on a line of its own"),
         ("# nothing\n", "holds no key"),
-        (f"{KEY}\n{KEY[:-8]}\n", "line 2: is no key, 32 random bytes in base64 on one line"),
+        (f"{KEY}\n{KEY[:-8]}\n", "line 2: expected a key, 32 random bytes in base64 on one line"),
         (f"{KEY}\n{KEY}{KEY}\n", "line 2: is no key"),
         ("no base64 at all!\n", "line 1: is no key"),
         (f"{KEY}\n{OTHER}\n{KEY}\n", "holds a key twice; remove one of the two lines"),

@@ -130,7 +130,7 @@ def test_a_line_that_is_wrong(line: str, words: str) -> None:
 
 def test_a_hash_belongs_to_one_line() -> None:
     assert refused(f"alice:{HASH_A}\nbob:{HASH_B}\nbob:{HASH_A.upper()}").startswith(
-        "tokens: line 3: the hash is that of line 1 again; "
+        "tokens: line 3: the hash is the same as in line 1; "
     )
 
 
