@@ -27,6 +27,8 @@ ENGINES = sorted((FOLDER / "cpumond.service.d").glob("*.conf"))
 SYSUSERS = FOLDER / "cpumond.sysusers.conf"
 TMPFILES = FOLDER / "cpumond.tmpfiles.conf"
 
+Settings = dict[str, list[str]]
+"""Setting -> its values in their order. Each name occurs in one section only in our files."""
 PROGRAM = "/usr/bin/cpumond"
 BAD_LINE_EXIT = 65
 """EX_DATAERR: what systemd-tmpfiles answers to a line it does not understand; 73 is about missing rights."""
@@ -45,9 +47,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
 
 
-def read_unit(path: Path) -> dict[str, list[str]]:
-    """Setting -> its values in their order. Each name occurs in one section only in our files."""
-    settings: dict[str, list[str]] = {}
+def read_unit(path: Path) -> Settings:
+    settings: Settings = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line and line[0] not in "#;[":
             name, _, value = line.partition("=")
@@ -56,7 +57,7 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def service() -> dict[str, list[str]]:
+def service() -> Settings:
     return read_unit(SERVICE)
 
 
@@ -67,7 +68,7 @@ def seconds(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def scheduler() -> dict[str, list[str]]:
+def scheduler() -> Settings:
     return read_unit(SCHEDULER)
 
 
@@ -129,7 +130,7 @@ def test_exposure_is_low(unit: Path, drop_ins: tuple[Path, ...], least: float, m
     assert least <= float(figure[1]) <= most, answer.stdout
 
 
-def test_sysusers_makes_the_user_of_the_service(service: dict[str, list[str]]) -> None:
+def test_sysusers_makes_the_user_of_the_service(service: Settings) -> None:
     """Dry run: user and group of the service, nothing else."""
     answer = run(need("systemd-sysusers"), "--dry-run", "--root=/nonexistent", str(SYSUSERS))
     assert answer.returncode == 0, answer.stderr
@@ -184,9 +185,7 @@ SCHEDULER_SAYS = {
 """No rights at all, and started again however it ended."""
 
 
-def test_units_say_once_each_on_what_the_design_depends(
-    service: dict[str, list[str]], scheduler: dict[str, list[str]]
-) -> None:
+def test_units_say_once_each_on_what_the_design_depends(service: Settings, scheduler: Settings) -> None:
     for unit, says in ((service, AGENT_SAYS), (scheduler, SCHEDULER_SAYS)):
         assert {name: unit.get(name) for name in says} == {name: [value] for name, value in says.items()}
     for name in ("WatchdogSec", "TimeoutStartSec", "TimeoutStopSec", "RestartSec", "UMask"):
@@ -195,9 +194,7 @@ def test_units_say_once_each_on_what_the_design_depends(
     assert "OOMScoreAdjust" not in scheduler, "anybody who can connect makes it work; other services go on"
 
 
-def test_a_reload_checks_the_files_of_the_start_first(
-    service: dict[str, list[str]], scheduler: dict[str, list[str]]
-) -> None:
+def test_a_reload_checks_the_files_of_the_start_first(service: Settings, scheduler: Settings) -> None:
     """Where the check fails systemd goes no further, and `systemctl reload` fails."""
     check = f"{PROGRAM} check-config --quiet --config {DEFAULT_CONFIG_PATH}"
     assert service["ExecReload"] == [check, "/bin/kill -HUP $MAINPID"]
@@ -205,14 +202,14 @@ def test_a_reload_checks_the_files_of_the_start_first(
     assert scheduler["ExecReload"] == [check, "/bin/kill -HUP $MAINPID"]
 
 
-def test_the_bus_outlives_the_agent(service: dict[str, list[str]]) -> None:
+def test_the_bus_outlives_the_agent(service: Settings) -> None:
     """At the host's end too: systemd is told over the bus, with polkit's leave, that units have their limits back."""
     (after,) = service["After"]
     assert {"dbus.service", "polkit.service"} <= set(after.split())
     assert not {"Requires", "BindsTo", "PartOf", "Requisite"} & set(service), "it works without them"
 
 
-def test_passwords_and_keys_are_closed(service: dict[str, list[str]]) -> None:
+def test_passwords_and_keys_are_closed(service: Settings) -> None:
     """What CAP_DAC_OVERRIDE would open. A place that a host does not have must not keep the agent from its start."""
     closed = [path for line in service["InaccessiblePaths"] for path in line.split()]
     assert set(closed) >= {
@@ -226,33 +223,31 @@ def test_passwords_and_keys_are_closed(service: dict[str, list[str]]) -> None:
     assert all(path.startswith("-") for path in closed)
 
 
-def test_limits_go_back_however_the_agent_ended(service: dict[str, list[str]]) -> None:
+def test_limits_go_back_however_the_agent_ended(service: Settings) -> None:
     """Quotas first, and without the sandbox, which takes longer to set up; then everything."""
     quick, full = f"+{PROGRAM} restore --quick", f"{PROGRAM} restore --config {DEFAULT_CONFIG_PATH}"
     assert service["ExecStopPost"] == [quick, full]
 
 
 @pytest.mark.parametrize("name", ["ProtectControlGroups", "PrivateUsers", "ProcSubset", "PrivateNetwork"])
-def test_service_leaves_off(service: dict[str, list[str]], name: str) -> None:
+def test_service_leaves_off(service: Settings, name: str) -> None:
     """With any of these the agent could not do its work; the reasons are in the unit."""
     assert name not in service
     assert f"#   {name}=" in SERVICE.read_text(encoding="utf-8")
 
 
-def test_a_copy_of_the_scheduler_may_lower_its_priority(scheduler: dict[str, list[str]]) -> None:
+def test_a_copy_of_the_scheduler_may_lower_its_priority(scheduler: Settings) -> None:
     refused, given_back = scheduler["SystemCallFilter"][-2:]
     assert "@resources" in refused
     assert given_back == "setpriority"
 
 
-def test_commands_exist(service: dict[str, list[str]], scheduler: dict[str, list[str]]) -> None:
+def test_commands_exist(service: Settings, scheduler: Settings) -> None:
     for line in service["ExecStart"] + service["ExecStopPost"] + service["ExecReload"][:1] + scheduler["ExecStart"]:
         assert line.split()[1] in COMMANDS
 
 
-def test_directories_are_those_of_the_configuration(
-    service: dict[str, list[str]], scheduler: dict[str, list[str]]
-) -> None:
+def test_directories_are_those_of_the_configuration(service: Settings, scheduler: Settings) -> None:
     config = AgentConfig()
     assert f"/var/lib/{service['StateDirectory'][0]}" == config.state_dir
     assert f"/run/{service['RuntimeDirectory'][0]}" == config.runtime_dir
@@ -260,9 +255,7 @@ def test_directories_are_those_of_the_configuration(
     assert f"/var/lib/{scheduler['StateDirectory'][0]}" == SchedulerConfig().state_dir
 
 
-def test_watchdogs_leave_room_for_late_ticks_and_updates(
-    service: dict[str, list[str]], scheduler: dict[str, list[str]]
-) -> None:
+def test_watchdogs_leave_room_for_late_ticks_and_updates(service: Settings, scheduler: Settings) -> None:
     """WATCHDOG=1 comes once per tick: three default periods fit, and a dead agent is found within 10 s."""
     check_period_s = AgentConfig().node_settings().check_period_s
     assert 3 * check_period_s <= seconds(service["WatchdogSec"][0]) <= 10.0
@@ -303,6 +296,6 @@ def test_drop_ins_that_texts_name_are_installed_outside_of_documentation() -> No
             assert re.search(r"in\s(#\s)?a\scheckout:\s(#\s)?`?$", text[: found.start()]), found
 
 
-def test_descriptors_suffice(service: dict[str, list[str]]) -> None:
+def test_descriptors_suffice(service: Settings) -> None:
     """Three descriptors for each of ``discovery.max_jobs``, and some for the agent."""
     assert int(service["LimitNOFILE"][0]) >= 3 * AgentConfig().discovery.max_jobs + OTHER_DESCRIPTORS

@@ -50,9 +50,8 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     sentence = told.why
     assert "its maximum: the full request was restored at " in sentence
     assert f"because a limit of {format_cores(limit)} held it back; " in sentence
-    assert (
-        "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
-    )
+    held = "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)"
+    assert held in sentence
     assert sentence.endswith("cores, restored after 0.2 s.")
     assert told.next.startswith("lower it to ")
     node.tick(3.0)

@@ -130,9 +130,8 @@ def test_what_a_node_offers_is_what_its_own_jobs_leave():
     assert offered(*own, make_job("raised", current_cores=6.0)) == 5.0
     assert offered(*own, capacity_cores=4.0) == 1.0, "limits may be more than the node has"
     assert offered(*own, capacity_cores=2.0) == 0.0
-    text = encode(
-        make_snapshot(own[0], make_job("guest", labels={"reclaimed_cpu": "1"}), make_job("new", decision=None))
-    )
+    jobs = own[0], make_job("guest", labels={"reclaimed_cpu": "1"}), make_job("new", decision=None)
+    text = encode(make_snapshot(*jobs))
     assert value(text, "cpumond_node_unused_cores") == 16.0 - 0.5, "by what was measured"
     without = make_job("without", unlimited=True, current_cores=4.0)
     assert offered(*own, without, capacity_cores=4.0) == 0.25, "what has no limit takes what it uses"
@@ -193,9 +192,8 @@ def make_assigned_snapshot() -> TickSnapshot:
     """A tick of a node of a scheduler, with everything that only such a node has."""
     link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43), 7, 44)
     counters = {"completed": 1, "failed": 2, "aborted": 3, "lost": 4, "overdraft": 5}
-    return make_snapshot(
-        make_job(), link=link, assigned=AssignedView("none", {"running": 6}, counters, (1, 0), 0.5, "")
-    )
+    assigned = AssignedView("none", {"running": 6}, counters, (1, 0), 0.5, "")
+    return make_snapshot(make_job(), link=link, assigned=assigned)
 
 
 AGENT_VALUES: dict[str, float] = {

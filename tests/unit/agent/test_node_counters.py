@@ -25,9 +25,8 @@ def test_ends_of_the_service_are_counted_by_result(tmp_path: Path) -> None:
     for result in ("success", "watchdog", "success", "a word of a later systemd"):
         state_file.count_service_end(str(tmp_path), result)
     assert ends(tmp_path) == {"success": 2, "watchdog": 1, "other": 1}
-    state_file.save(
-        str(tmp_path / state_file.ENDS_FILE), state_file.ServiceEnds({"signal": -3, "strange": 5, "watchdog": 2})
-    )
+    damaged = state_file.ServiceEnds({"signal": -3, "strange": 5, "watchdog": 2})
+    state_file.save(str(tmp_path / state_file.ENDS_FILE), damaged)
     assert ends(tmp_path) == {"watchdog": 2}, "a count that makes no sense is zero"
 
 

@@ -53,9 +53,8 @@ async def settle() -> None:
 
 async def test_a_body_in_pieces_is_put_together_and_then_forgotten():
     bodies = Bodies()
-    assert await read(bodies, Peer().send(b"a", more=True).send(b"b" * 998, more=True).send(b"c")) == (
-        b"a" + b"b" * 998 + b"c"
-    )
+    whole = b"a" + b"b" * 998 + b"c"
+    assert await read(bodies, Peer().send(b"a", more=True).send(b"b" * 998, more=True).send(b"c")) == whole
     assert await read(bodies, Peer().send(b"whole")) == b"whole"
     assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
 

@@ -24,9 +24,8 @@ def api(store: SqliteStore) -> Shared:
 
 
 async def start(api: Shared, title: str) -> str:
-    reply = await api.scheduler.execute(
-        StartOperation({"pool": "p", "title": title, "tasks": {"t": {"command": "true", "job_count": 1}}}), "me"
-    )
+    spec = {"pool": "p", "title": title, "tasks": {"t": {"command": "true", "job_count": 1}}}
+    reply = await api.scheduler.execute(StartOperation(spec), "me")
     return reply.id
 
 

@@ -33,9 +33,8 @@ class Asked(World):
 
     def __init__(self) -> None:
         super().__init__(acl_required=True)
-        self.create_pool(
-            "a", acl=[entry("ann", "use"), entry("bob", "administer"), entry("spy", "read", action="deny")]
-        )
+        acl = [entry("ann", "use"), entry("bob", "administer"), entry("spy", "read", action="deny")]
+        self.create_pool("a", acl=acl)
         self.create_pool("b", "a")
         tasks = {"t": {"job_count": 1, "environment": {"KEY": "x"}, "command": "true"}}
         self.id = self.start("b", user="ann", tasks=tasks, environment={"TOKEN": "x"}, alias="*one")
@@ -206,9 +205,8 @@ def test_what_may_not_be_read_is_nowhere(asked):
     for known, count in ((rights, 1), (everything, 2)):
         shown = orchid.scheduler_orchid(known, {})
         assert len(shown["operations"]) == len(shown["pool_trees"][TREE]["operations"]) == count
-        assert (
-            (asked.id in shown["operations"]) == (asked.id in shown["pool_trees"][TREE]["operations"]) == (count == 2)
-        )
+        is_shown = asked.id in shown["operations"]
+        assert is_shown == (asked.id in shown["pool_trees"][TREE]["operations"]) == (count == 2)
         assert len(shown["pool_trees"][TREE]["operations_by_pool"]["b"]) == count - 1
     asked.abort(asked.id)
     assert (asked.id in orchid.scheduler_orchid(rights, {})["operations"]) is False

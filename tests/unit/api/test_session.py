@@ -124,9 +124,8 @@ def test_rights_are_those_of_the_token(client: TestClient) -> None:
     made = client.post("/api/v1/tokens", headers=key, json={}).json()
     assert client.post("/api/v1/tokens", headers=key, json={"role": "admin"}).status_code == 403
     assert client.get(ME, headers={**key, "X-YT-User-Name": "ops"}).status_code == 401
-    (record,) = [
-        each for each in client.get("/api/v1/tokens", headers=key).json()["tokens"] if each["id"] == made["id"]
-    ]
+    tokens = client.get("/api/v1/tokens", headers=key).json()["tokens"]
+    (record,) = [each for each in tokens if each["id"] == made["id"]]
     assert record["made_with"] == hash_token("of-alice")[:12]
 
 

@@ -63,9 +63,8 @@ def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
         resources = {pool: rows[pool][f"{name}_resource"] for pool in ("cores", "bytes")}
         assert resources == {"cores": None, "bytes": None if name == "strong_guarantee" else "memory"}, name
     parts = [part for each in living.operations().operations for part in each.trees.values()]
-    assert {part.pool: (part.fair_share_resource, part.usage_resource) for part in parts} == {
-        pool: names[pool] for pool in ("cores", "bytes")
-    }
+    found = {part.pool: (part.fair_share_resource, part.usage_resource) for part in parts}
+    assert found == {pool: names[pool] for pool in ("cores", "bytes")}
     picture = cluster_top.ClusterPicture(pool_views.view_tree(living.rights, living.tree(), living.now), pools, [], [])
     lines = cluster_top.draw_view(picture, "pools", "share", None, False).split("\n")
     [line] = [line for line in lines if "(by" in line]

@@ -208,9 +208,8 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
         assert found["aggressively_preemptible"] == attributes["aggressively_preemptible_job_count"]
         # Half of the fair share of 4 cores is protected, the other half against all but aggressive starvation.
         assert found == {"non_preemptible": 2, "aggressively_preemptible": 2}
-        assert views.find_job(living.state, element.operation.record, shown[0].id).preemptibility == (
-            "aggressively_preemptible"
-        )
+        job = views.find_job(living.state, element.operation.record, shown[0].id)
+        assert job.preemptibility == "aggressively_preemptible"
     details = node_views.view_node_details(living.state.nodes["n1"], NOW, living.rights)
     assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
 

@@ -321,9 +321,8 @@ def test_a_fifo_pool_that_puts_gangs_back():
         operation("small", "q", 90.0, start_time=1.0),
     ]
     found = why("gang", [pool], operations, options)
-    assert found.lines[-1] == (
-        "    place 1 of fifo pool q, from 0 (0 before gangs that do not fit were put back): after small"
-    )
+    said = "    place 1 of fifo pool q, from 0 (0 before gangs that do not fit were put back): after small"
+    assert found.lines[-1] == said
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,8 @@ def test_demand_is_what_the_script_says(script, step_s, demands):
 def test_all_resources_of_a_ramp_move_together():
     scenario = make_scenario(DemandEvent("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
     seen = record_updates(scenario, 4)
-    assert [snapshot.operations[1].demand for snapshot, _, _ in seen] == [
-        (10 * part, 20 * part, 0, 400 * part, 0) for part in (0, 0.25, 0.5, 0.75, 1)
-    ]
+    demands = [snapshot.operations[1].demand for snapshot, _, _ in seen]
+    assert demands == [(10 * part, 20 * part, 0, 400 * part, 0) for part in (0, 0.25, 0.5, 0.75, 1)]
 
 
 def record_updates(

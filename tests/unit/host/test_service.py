@@ -50,9 +50,8 @@ def test_an_address_that_comes_late_is_listened_on_with_a_warning(
     assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
     (record,) = logged
     assert (record["event"], record["log_level"]) == ("address_not_here", "warning")
-    assert record["error"] == (
-        f"[api] listen: this host does not have the address {address} yet; connections are accepted once it does"
-    )
+    said = f"[api] listen: this host does not have the address {address} yet; connections are accepted once it does"
+    assert record["error"] == said
     assert record["advice"] == "if that does not happen, compare `ip address` with [api] listen"
 
 

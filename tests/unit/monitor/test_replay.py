@@ -203,7 +203,6 @@ def test_a_time_without_end_is_one_number_of_periods():
 
 
 def test_the_columns_of_the_documents_rule_are_as_they_were():
-    assert ",".join(find_columns(MonitorSettings())) == (
-        "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores"
-    )
+    columns = "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores"
+    assert ",".join(find_columns(MonitorSettings())) == columns
     assert find_columns(PEAK) == (*find_columns(MonitorSettings()), "peak_cores", "caution")

@@ -172,9 +172,8 @@ def test_the_next_check(changes, said):
 def test_a_bound_that_holds_the_limit_is_told_instead_of_a_cut():
     note = "raised to 0.01 cores, the least quota that the kernel accepts"
     state = msgspec.structs.replace(STATE, limit_cores=4.0, no_cut_until_s=NOW_S + 30.0)
-    assert describe_next(state, PEAK, NOW_S, notes=[note]).startswith(
-        f"hold: it is {note}; a cut is tried again in 30 s"
-    )
+    said = f"hold: it is {note}; a cut is tried again in 30 s"
+    assert describe_next(state, PEAK, NOW_S, notes=[note]).startswith(said)
     assert describe_next(state, PEAK, NOW_S).startswith("hold: it is held where it is by a bound; ")
 
 

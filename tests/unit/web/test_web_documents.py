@@ -52,9 +52,8 @@ def test_links_within_the_runbook_find_their_place(script: ModuleType) -> None:
 
 
 def test_markup_in_a_document_is_text(script: ModuleType) -> None:
-    page = script.make_page(
-        "# A & B\n\nUse `<b>` and **x**, [there](#a--b),\n[beside](other.md) <i>.\n\n- one `a*b`\n- two"
-    )
+    text = "# A & B\n\nUse `<b>` and **x**, [there](#a--b),\n[beside](other.md) <i>.\n\n- one `a*b`\n- two"
+    page = script.make_page(text)
     assert '<h1 id="a--b">A &amp; B</h1>' in page
     assert (
         '<p>Use <code>&lt;b&gt;</code> and <strong>x</strong>, <a href="#a--b">there</a>, beside &lt;i&gt;.</p>' in page

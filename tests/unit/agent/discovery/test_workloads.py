@@ -200,9 +200,8 @@ def test_sources_find_what_they_are_made_of(tmp_path) -> None:
 
 def test_containers_of_two_runtimes_are_found_where_their_limits_are(tmp_path) -> None:
     paths = [f"machine.slice/libpod-{ID}.scope/container", f"machine.slice/libpod-{OTHER}.scope"]
-    root = make_tree(
-        tmp_path, {"machine.slice": {f"libpod-{ID}.scope": {"container": {}}, f"libpod-{OTHER}.scope": {}}}
-    )
+    scopes = {f"libpod-{ID}.scope": {"container": {}}, f"libpod-{OTHER}.scope": {}}
+    root = make_tree(tmp_path, {"machine.slice": scopes})
     every = {above for path in paths for above in (path, *list_above(path))}
     sketches = list_sources(pick_workloads(every, populated), lambda path: [path])
     scan = list_jobs([Source(**sketch.keys) for sketch in sketches], [], root)

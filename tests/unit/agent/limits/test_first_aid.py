@@ -52,9 +52,7 @@ def test_a_quota_that_was_lowered_is_raised(tmp_path: Path) -> None:
 def test_on_v1_as_well(tmp_path: Path) -> None:
     files = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
     make_tree(tmp_path / "cpu", {"a": files, "b": {**files, "cpu.cfs_quota_us": "-1\n"}})
-    mountinfo = write_mountinfo(
-        tmp_path / "mountinfo", {str(tmp_path / "cpu"): "cpu,cpuacct", str(tmp_path): "cgroup2"}
-    )
+    mountinfo = write_mountinfo(tmp_path / "mountinfo", {f"{tmp_path}/cpu": "cpu,cpuacct", f"{tmp_path}": "cgroup2"})
     cgroups = {name: Original(os.stat(tmp_path / "cpu" / name).st_ino, FULL) for name in ("a", "b")}
     save(str(tmp_path / "originals.state"), Originals(read_boot_id(), cgroups))
     assert raise_quotas({"SERVICE_RESULT": "signal", "RUNTIME_DIRECTORY": str(tmp_path)}, mountinfo) == 1

@@ -99,9 +99,7 @@ def test_a_cgroup_whose_counters_are_not_there_is_put_back(tmp_path: Path, capsy
     """On v1 with cpu and cpuacct apart systemd puts units into the first alone."""
     files = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n", "cpu.shares": "1024\n", "cpu.stat": ""}
     make_tree(tmp_path, {"cpu": {"a": files}, "cpuacct": {"cpuacct.usage": "0\n"}})
-    mountinfo = write_mountinfo(
-        tmp_path / "mountinfo", {str(tmp_path / "cpu"): "cpu", str(tmp_path / "cpuacct"): "cpuacct"}
-    )
+    mountinfo = write_mountinfo(tmp_path / "mountinfo", {f"{tmp_path}/{name}": name for name in ("cpu", "cpuacct")})
     path = write(tmp_path, f'state_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}/run"\nmountinfo = "{mountinfo}"\n')
     inode = os.stat(tmp_path / "cpu" / "a").st_ino
     settings = CpuSettings(200_000, 100_000, None, 1024)

@@ -316,10 +316,9 @@ def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
 
 def test_a_burst_is_no_larger_than_the_quota_that_was_ordered(node: UnitNode) -> None:
     found = CpuSettings(400_000, 100_000, 300_000, 100)
-    assert node.agent.context.units.read_values({QUOTA: 2_000_000}, found) == CpuSettings(
-        200_000, 100_000, 200_000, 100
-    )
-    assert node.agent.context.units.read_values({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
+    read = node.agent.context.units.read_values
+    assert read({QUOTA: 2_000_000}, found) == CpuSettings(200_000, 100_000, 200_000, 100)
+    assert read({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
 
 
 def test_a_drop_in_that_outranks_ours_is_no_order_while_ours_is_on_its_way(node: UnitNode) -> None:
@@ -429,9 +428,8 @@ def test_restore_tells_a_new_unit_of_an_old_name_by_its_drop_ins(
     use(bus, monkeypatch)
     leave_new_unit_of_an_old_name(node)
     place = node.directory
-    (place / "c.toml").write_text(
-        f'state_dir = "{place}/state"\nruntime_dir = "{place}/run"\nmountinfo = "{node.mountinfo}"\n'
-    )
+    text = f'state_dir = "{place}/state"\nruntime_dir = "{place}/run"\nmountinfo = "{node.mountinfo}"\n'
+    (place / "c.toml").write_text(text)
     done = restore.run_restore(str(place / "c.toml"))
     assert done.report.errors == []
     assert node.limit() == cores

@@ -87,9 +87,8 @@ def test_what_attributes_cost_is_no_product(store, names, path, command):
     yt, pools = Client(Scheduler(Rules(), store, StillClock(1e9)), None), 50
 
     async def ask(*attributes):
-        return await yt.backend(
-            YtRequest(command, {"path": path, "attributes": list(attributes)}, None, User("a", admin=True), "1-2-3-4")
-        )
+        given = {"path": path, "attributes": list(attributes)}
+        return await yt.backend(YtRequest(command, given, None, User("a", admin=True), "1-2-3-4"))
 
     async def fill():
         for number in range(pools):
@@ -484,10 +483,8 @@ async def test_guarantees_are_transferred(yt):
     await yt.create_pool("a", strong_guarantee_resources={"cpu": 5})
     await yt.create_pool("b")
     delta = {"strong_guarantee_resources": {"cpu": Uint(2)}}
-    answer = await yt(
-        "transfer_pool_resources", source_pool="a", destination_pool="b", pool_tree="default", resource_delta=delta
-    )
-    assert answer == {}
+    transfer = {"source_pool": "a", "destination_pool": "b", "pool_tree": "default", "resource_delta": delta}
+    assert await yt("transfer_pool_resources", **transfer) == {}
     assert await yt.get("//sys/pools/a/@strong_guarantee_resources") == {"cpu": 3.0}
     assert await yt.get("//sys/pools/b/@strong_guarantee_resources") == {"cpu": 2.0}
     await error_of(yt("transfer_pool_resources", source_pool="a", resource_delta=delta))

@@ -354,9 +354,8 @@ def test_before_the_first_update_shares_are_zero():
 
 def test_an_empty_cluster_has_no_infinite_value_and_no_nan():
     cluster = Cluster()
-    cluster.create_pool(
-        "p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, resource_limits={"cpu": 1}
-    )
+    guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}
+    cluster.create_pool("p", integral_guarantees=guarantees, resource_limits={"cpu": 1})
     cluster.begin("p")
     cluster.pass_time()
     everything = {

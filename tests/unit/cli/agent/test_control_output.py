@@ -82,19 +82,15 @@ def test_without_quotas_guarantees_and_ceilings_are_apart():
 
 def test_jobs_that_can_give_nothing_are_named():
     answer = make_status({"min_cpu_limit": 10.0}, {"min_cpu_limit": 1.0})
-    assert [text for text, _ in tables.list_notices(answer) if "nothing" in text] == [
-        (
-            "nothing can be reclaimed from 1 job, for example steady-low: its floor is as high as its request, 10 "
-            "cores; see min_cpu_limit"
-        )
-    ]
+    [said] = [text for text, _ in tables.list_notices(answer) if "nothing" in text]
+    named = "nothing can be reclaimed from 1 job, for example steady-low"
+    assert said == f"{named}: its floor is as high as its request, 10 cores; see min_cpu_limit"
 
 
 def test_why_a_job_is_refused_is_said_once_for_all_that_are_alike():
     answer = make_status({"refused": "outside of managed_roots"}, {"refused": "outside of managed_roots"}, {})
-    assert [text for text, _ in tables.list_notices(answer) if "refused" in text] == [
-        "2 jobs refused, for example steady-low: outside of managed_roots"
-    ]
+    refused = [text for text, _ in tables.list_notices(answer) if "refused" in text]
+    assert refused == ["2 jobs refused, for example steady-low: outside of managed_roots"]
 
 
 def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
@@ -103,9 +99,8 @@ def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
 
     peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK, "votes_sum": None}
     assert heading({"operation_id": ""}) == "job status requested limit usage smoothed votes throttled last result"
-    assert (
-        heading({**peak, "operation_id": ""}) == "job status requested limit usage peak half-life throttled last result"
-    )
+    columns = "job status requested limit usage peak half-life throttled last result"
+    assert heading({**peak, "operation_id": ""}) == columns
     both = tables.draw_status(make_status(peak, {"job_id": "d"}), None, False).split("\n")
     assert words(both[1]).endswith("usage smoothed peak half-life votes throttled last result")
     assert words(both[2]).endswith("1.75 1.80 3.05 40 s - 0% applied")
@@ -116,9 +111,8 @@ def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
 
 
 def test_status_without_jobs_says_how_to_get_some():
-    assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in tables.draw_status(
-        make_status(), 80, False
-    )
+    text = tables.draw_status(make_status(), 80, False)
+    assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in text
 
 
 def test_status_shows_what_a_job_in_shadow_would_have():
@@ -303,22 +297,17 @@ def test_registered_jobs_are_listed_with_options_as_people_write_them():
 
 
 def test_what_became_of_a_pin():
-    assert tables.describe_pin(make_job(pinned_cpu_limit=3.2), None) == (
-        "job steady-low is pinned at 3.2 cores until `cpumond unpin`"
-    )
-    assert re.fullmatch(
-        r"job steady-low is pinned at 3.2 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+",
-        tables.describe_pin(make_job(pinned_cpu_limit=3.2), 60.0),
-    )
+    pinned, said = make_job(pinned_cpu_limit=3.2), "job steady-low is pinned at 3.2 cores until "
+    assert tables.describe_pin(pinned, None) == f"{said}`cpumond unpin`"
+    assert re.fullmatch(rf"{said}\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d \S+", tables.describe_pin(pinned, 60.0))
     assert "writes are paused" in tables.describe_pin(make_job(), None)
     failed = make_job(pinned_cpu_limit=3.2, last_result="failed", last_error="cannot write")
     assert tables.describe_pin(failed, None).endswith("but the limit could not be written: cannot write")
 
 
 def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
-    layer = control.read_layer(
-        ("check-period=250", 'start_delay="2s"', "restore_hold=1m", "throttle_vote=true"), "shadow"
-    )
+    given = ("check-period=250", 'start_delay="2s"', "restore_hold=1m", "throttle_vote=true")
+    layer = control.read_layer(given, "shadow")
     assert layer == {
         "check-period": 250,
         "start_delay": "2s",

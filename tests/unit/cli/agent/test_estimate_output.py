@@ -247,9 +247,8 @@ def test_clusters_have_hosts_of_the_same_name() -> None:
     place = {"node": "n1", "id": f"/docker/{ID}"}
     usage = [{**place, "cluster": name, "job": job} for name in ("a", "b") for job in ("one", "two")]
     quota = [{**place, "cluster": name, "value": value} for name, value in (("a", "100000"), ("b", "200000"))]
-    found = estimate_prometheus.read_cadvisor(
-        reader(container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota), "", []
-    )
+    answers = reader(container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota)
+    found = estimate_prometheus.read_cadvisor(answers, "", [])
     assert {each.host: dict(each.ordered) for each in found} == {"a/n1": {0.0: 1.0}, "b/n1": {0.0: 2.0}}
     usage = [{"instance": "h1", "job_id": "a", "cluster": name} for name in ("a", "b")]
     found = estimate_prometheus.read_cpumond(reader(cpumond_job_cpu_seconds_total=usage), "", [])

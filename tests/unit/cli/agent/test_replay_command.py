@@ -74,9 +74,8 @@ def test_bytes_that_are_no_text_are_78_naming_the_line(tmp_path, capsys):
 
 def test_an_endless_line_is_78_before_it_is_read(capsys):
     assert run(["replay", "/dev/zero", "--cpu-limit", "10"]) == 78
-    assert capsys.readouterr().err == (
-        "cpumond: /dev/zero: line 1: is longer than 64 KiB; expected comma-separated numbers\n"
-    )
+    said = "cpumond: /dev/zero: line 1: is longer than 64 KiB; expected comma-separated numbers\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_line_of_64_kib_is_read(tmp_path, capsys):

@@ -572,9 +572,8 @@ def test_one_read_is_measured(tmp_path):
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration over a fake host with one job."""
-    mountinfo = make_v2_host(
-        tmp_path, {"jobs": {**v2_cgroup(), "job-1": v2_cgroup()}, "cgroup.subtree_control": "cpu\n"}
-    )
+    jobs = {**v2_cgroup(), "job-1": v2_cgroup()}
+    mountinfo = make_v2_host(tmp_path, {"jobs": jobs, "cgroup.subtree_control": "cpu\n"})
     path = tmp_path / "cpumond.toml"
     path.write_text(
         f'mountinfo = "{mountinfo}"\nstate_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\n'

@@ -207,17 +207,15 @@ def test_quotas_above_the_jobs(tmp_path):
     assert (finding.level, finding.text) == ("ok", "quotas above the jobs: a 2 cores")
     (finding,) = doctor_units.check_caps(unified(root), {"a/x": 4.0, "a/y": None, "gone": 1.0})
     assert finding.level == "warn"
-    assert finding.text == (
-        "a has 2 cores, less than 2 jobs below it requested, for example 'a/x': they never get more"
-    )
+    said = "a has 2 cores, less than 2 jobs below it requested, for example 'a/x': they never get more"
+    assert finding.text == said
     assert doctor_units.check_caps(unified(root), {"a": 8.0})[0].text == "quotas above the jobs: none"
     assert doctor_units.check_caps(unified(root), {}) == []
 
 
 def test_a_unit_without_a_limit_file_may_have_a_quota_above(tmp_path):
-    root = make_tree(
-        tmp_path, {"b.slice": {**v2_cgroup(quota="50000 100000"), "a.service": {"cpu.stat": "usage_usec 0\n"}}}
-    )
+    inner = {**v2_cgroup(quota="50000 100000"), "a.service": {"cpu.stat": "usage_usec 0\n"}}
+    root = make_tree(tmp_path, {"b.slice": inner})
     (finding,) = doctor_units.check_caps(unified(root), {"b.slice/a.service": 2.0})
     assert finding.text.startswith("b.slice has 0.5 cores, less than 1 job below it requested")
 

@@ -150,12 +150,9 @@ def test_explain_as_json_is_one_line(write, capsys):
 
 
 def test_explain_of_an_unknown_element_is_64(write, capsys):
-    assert run(["fair-share", write(TREE), "--explain", "secnd"]) == 64
-    assert capsys.readouterr() == ("", 'cpumond: --explain: there is no "secnd" in the tree; did you mean "second"?\n')
-    assert run(["fair-share", write(TREE), "--explain", "zzzzz"]) == 64
-    assert capsys.readouterr().err == (
-        'cpumond: --explain: there is no "zzzzz" in the tree; give the name of a pool or operation\n'
-    )
+    for name, advice in (("secnd", 'did you mean "second"?'), ("zzzzz", "give the name of a pool or operation")):
+        assert run(["fair-share", write(TREE), "--explain", name]) == 64
+        assert capsys.readouterr() == ("", f'cpumond: --explain: there is no "{name}" in the tree; {advice}\n')
 
 
 def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):

@@ -201,9 +201,8 @@ def test_budgets_of_pools_stand_below_their_tree_with_the_day_of_their_end(repor
     tree = msgspec.structs.replace(report.trees[0], budgets=[view, msgspec.structs.replace(view, name="other")])
     whole = msgspec.structs.replace(report, trees=[tree])
     lines = render_text(whole, DAY_S, 20, None, False).splitlines()
-    assert [line for line in lines if "budget" in line] == [
-        f"budget of pool {name}: {text}" for name in ("deep", "other")
-    ]
+    budgets = [line for line in lines if "budget" in line]
+    assert budgets == [f"budget of pool {name}: {text}" for name in ("deep", "other")]
     assert [each.name for each in keep_pool(whole, "research", 20).trees[0].budgets] == ["deep"]
 
 

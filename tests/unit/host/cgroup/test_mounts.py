@@ -148,9 +148,8 @@ def test_a_mount_point_of_bytes_that_are_no_text(tmp_path):
     ],
 )  # fmt: skip
 def test_lines_that_are_cut_off_are_left_out(line):
-    assert parse_mountinfo(f"{line}\n34 33 0:29 / /c rw a:1 b:2 c - cgroup x rw,cpu\n") == [
-        Mount(1, "/c", frozenset({"rw", "cpu"}), os.makedev(0, 29))
-    ]
+    mount = Mount(1, "/c", frozenset({"rw", "cpu"}), os.makedev(0, 29))
+    assert parse_mountinfo(f"{line}\n34 33 0:29 / /c rw a:1 b:2 c - cgroup x rw,cpu\n") == [mount]
 
 
 def test_the_machines_own_mountinfo_is_read(tmp_path):

@@ -162,9 +162,8 @@ def test_only_what_was_moved_is_put_back():
 
 def test_what_somebody_raised_above_what_was_found_stays():
     original = CpuSettings(200_000, 100_000, 50_000, 1024)
-    assert choose_restore(CpuSettings(400_000, 100_000, 10), original, ("quota",)) == CpuSettings(
-        400_000, 100_000, 50_000
-    )
+    restored = choose_restore(CpuSettings(400_000, 100_000, 10), original, ("quota",))
+    assert restored == CpuSettings(400_000, 100_000, 50_000)
     assert choose_restore(CpuSettings(None, 100_000, 10), original, ("quota",)).quota_us is None
     assert choose_restore(CpuSettings(50_000, 100_000, 0, 2048), original, ("weight",)).weight == 2048
 

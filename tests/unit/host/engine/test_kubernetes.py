@@ -16,9 +16,8 @@ RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
 def read(pod: dict[str, Any], enforces_limits: bool = True) -> tuple[list[kubernetes.RunningContainer], list[str]]:
     pod = {"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}, **pod}
-    return kubernetes.list_running(
-        msgspec.json.decode(json.dumps({"items": [pod]}), type=kubernetes.PodList), enforces_limits
-    )
+    pods = msgspec.json.decode(json.dumps({"items": [pod]}), type=kubernetes.PodList)
+    return kubernetes.list_running(pods, enforces_limits)
 
 
 def status(name: str = "app", state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
