@@ -155,13 +155,10 @@ async def test_a_pool_finds_what_happens_below_it_and_where_it_was(scheduler: Sc
 
 
 async def test_no_secret_of_a_specification_is_told(scheduler: Scheduler, capsys: pytest.CaptureFixture[str]) -> None:
-    task = {
-        "job_count": 1, "command": f"echo {MARKER}", "environment": {"TOKEN": MARKER}, "odd": MARKER,
-    }  # fmt: skip
+    task = {"job_count": 1, "command": f"echo {MARKER}", "environment": {"TOKEN": MARKER}, "odd": MARKER}
     spec = {"pool": "p", "tasks": {"t": task}, "note": MARKER, "title": "shown"}
     await scheduler.execute(StartOperation(spec), ROOT)
-    closed = commands.ChangeTree("default", (Edit(("acl_required",), True),))
-    await scheduler.execute(closed, ROOT)
+    await scheduler.execute(commands.ChangeTree("default", (Edit(("acl_required",), True),)), ROOT)
     await refusal(scheduler, StartOperation({**spec, "pool": "q", "secure_vault": {"a": MARKER}}))
     operation = next(iter(scheduler.state.operations))
     await refusal(scheduler, UpdateOperation(operation, {"environment": {"A": MARKER}, "weight": 2}))
@@ -339,10 +336,8 @@ async def test_a_change_is_taken_back_and_the_undo_too(scheduler: Scheduler, sto
     removal = await number_of_last(scheduler, "audit")
     await scheduler.execute(UndoChange(removal), ROOT, plan="seen")
     pools = scheduler.state.config.trees["default"].pools
-    assert {name: (pool.parent, dict(pool.attributes)) for name, pool in pools.items()} == {
-        "a": ("<Root>", {"weight": 1.0}),
-        "b": ("a", {}),
-    }
+    found = {name: (pool.parent, dict(pool.attributes)) for name, pool in pools.items()}
+    assert found == {"a": ("<Root>", {"weight": 1.0}), "b": ("a", {})}
     event = (await find(scheduler, "audit"))[-1]
     assert (event.undoes, event.plan, event.command) == (removal, "seen", "Undo")
     assert event.text == f'root took back change {removal}: pool "a" is there, pool "b" is there'

@@ -38,8 +38,6 @@ ALL = (ROOT, P, OP, N, J)
 ANN, CONTROL = Key(USER, "t", "ann"), Key(ARM, "t", "control")
 LENGTH_S = 40 * DAY_S
 MIB = 2**20
-
-
 OPENED: list[HistoryStore] = []
 
 
@@ -84,7 +82,6 @@ def read_all(store: HistoryStore, until: float, max_points: int = 100_000) -> li
 
 
 def execute(path: Path, *statements: str) -> None:
-    """What another program does to the file."""
     with sqlite3.connect(path) as connection:
         for statement in statements:
             connection.execute(statement)
@@ -531,9 +528,8 @@ def test_points_of_the_future_are_dropped(path):
 
 
 def test_names_may_be_any_text(path):
-    keys = [
-        Key(OPERATION, "t", name) for name in ("<img src=x>", "'; DROP TABLE points; --", "ü" * 4000, "", "%", "a b")
-    ]
+    names = ("<img src=x>", "'; DROP TABLE points; --", "ü" * 4000, "", "%", "a b")
+    keys = [Key(OPERATION, "t", name) for name in names]
     store, tape = open_store(path), Tape()
     for _ in range(CHUNK_TICKS + 1):
         store.add(tape.tick({key: row(OPERATION, used_cores=1.0) for key in keys}))

@@ -59,8 +59,6 @@ def held(scheduler, tmp_path):
 
 
 class World:
-    """A scheduler with one node and a history."""
-
     def __init__(self, scheduler: Scheduler, folder: Path, store: HistoryStore | None = None) -> None:
         self.scheduler, self.clock, now = scheduler, scheduler.clock, scheduler.started_at
         self.store = store or HistoryStore(str(folder / "history.db"), 86_400.0, 10.0, 2**24, now)
@@ -164,9 +162,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
 async def test_what_begins_while_no_tick_can_be_taken_is_known_later(scheduler, tmp_path):
     path = tmp_path / "held.db"
     world = World(scheduler, tmp_path, Held(path))
-    operation = ""
-
-    at = START
+    operation, at = "", START
     for number in range(1, MAX_WAITING_TICKS + 6):
         at += 10.0
         world.history.take_if_due(at)

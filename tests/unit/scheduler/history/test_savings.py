@@ -76,11 +76,7 @@ def test_the_interval_covers_the_truth(effect: float) -> None:
 
 
 def test_the_interval_is_around_the_difference_of_all_days() -> None:
-    days = [
-        savings.DaySums(3.0, 10.0, 5.0, 10.0),
-        savings.DaySums(3.2, 10.0, 5.4, 10.0),
-        savings.DaySums(2.8, 10.0, 4.6, 10.0),
-    ]
+    days = [savings.DaySums(control, 10.0, others, 10.0) for control, others in ((3.0, 5.0), (3.2, 5.4), (2.8, 4.6))]
     found = savings.compare(days)
     # Nothing is cut off: Student's interval of the mean of the differences 0.2, 0.22 and 0.18.
     reach = 4.303 * 0.02 / math.sqrt(3.0)
@@ -96,8 +92,6 @@ def test_the_interval_is_around_the_difference_of_all_days() -> None:
 
 
 class Site:
-    """A world with a history of points of 10 s."""
-
     def __init__(self, directory: Path) -> None:
         self.world = World()
         self.store = HistoryStore(str(directory / "history.db"), 1e6, 10.0, 2**28, self.world.now)
@@ -230,8 +224,7 @@ def test_orders_of_others_leave_less_that_fits(site: Site) -> None:
 def test_a_job_that_ended_before_its_mode_was_known_is_in_neither_group(site: Site) -> None:
     node = site.world.node("n1", 64.0)
     site.world.create_pool("team")
-    about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
-    site.world.state.nodes["n1"].about = about
+    site.world.state.nodes["n1"].about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
     site.world.start("team")
     site.world.update()
     node.beat()
@@ -246,8 +239,7 @@ def test_jobs_of_the_control_group_are_compared_with_others_of_their_hosts(site:
     world.now = 20 * DAY_S - 25.0  # two of the steps below end before midnight, two after it
     world.create_pool("team", max_running_operation_count=100, max_operation_count=100)
     nodes = [world.node(f"n{number}", 64.0) for number in range(2)]
-    about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
-    world.state.nodes["n0"].about = about
+    world.state.nodes["n0"].about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
     for _ in range(60):
         world.start("team", jobs=2, cpu=1.0)
     site.step()

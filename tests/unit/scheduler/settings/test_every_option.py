@@ -52,10 +52,8 @@ def observe(world: World) -> dict[str, Any]:
     world.now += 60.0
     world.update()
     pool = world.pool("p")
-    shares = [element.fair_share for element in world.tree().operations.values()]
-    found["shares"] = [
-        [round(x, 9) for x in share] for share in (pool.fair_share, pool.strong_guarantee_share, *shares)
-    ]
+    shares = [pool.strong_guarantee_share, *(each.fair_share for each in (pool, *world.tree().operations.values()))]
+    found["shares"] = [[round(x, 9) for x in share] for share in shares]
     found["volume"] = pool.volume
     operation = next(iter(pool.operations.values())).operation
     name = operation.record.tasks[0].name
@@ -217,12 +215,8 @@ def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, coun
 
 @pytest.mark.parametrize(("budget", "taken"), [(None, 4), (3, 3), (0, 0)])
 def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
-    world = World(
-        max_preemptions_per_minute=budget,
-        fair_share_starvation_timeout=1000,
-        max_unpreemptible_running_job_count=0,
-        preemptive_scheduling_backoff=0,
-    )
+    soon = {"fair_share_starvation_timeout": 1000, "preemptive_scheduling_backoff": 0}
+    world = World(max_preemptions_per_minute=budget, max_unpreemptible_running_job_count=0, **soon)
     world.node("n1", cpu=10)
     world.start("greedy", user="a", jobs=50)
     world.settle_down()

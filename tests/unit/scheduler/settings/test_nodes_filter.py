@@ -129,20 +129,19 @@ Formula = tuple[str, str]
 
 def combine(parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
     blank = st.sampled_from(["", " ", "\t\n"])
+
+    def chain(sign: str, word: str, each: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
+        return st.builds(
+            lambda gap, many: (f"{gap}{sign}{gap}".join(m[0] for m in many), f" {word} ".join(m[1] for m in many)),
+            blank,
+            st.lists(each, min_size=2, max_size=4),
+        )
+
     return st.one_of(
         st.builds(lambda gap, one: (f"!{gap}{one[0]}", f"(not {one[1]})"), blank, parts.map(bracket)),
         st.builds(lambda gap, one: (f"({gap}{one[0]}{gap})", f"({one[1]})"), blank, parts),
-        st.builds(
-            lambda gap, many: (f"{gap}&{gap}".join(m[0] for m in many), " and ".join(m[1] for m in many)),
-            blank,
-            st.lists(parts.map(bracket), min_size=2, max_size=4),
-        ),
-        # The same precedence on both sides, and no brackets: "a & b | !c"
-        st.builds(
-            lambda gap, many: (f"{gap}|{gap}".join(m[0] for m in many), " or ".join(m[1] for m in many)),
-            blank,
-            st.lists(parts, min_size=2, max_size=4),
-        ),
+        chain("&", "and", parts.map(bracket)),
+        chain("|", "or", parts),  # the same precedence on both sides, and no brackets: "a & b | !c"
     )
 
 
@@ -151,14 +150,8 @@ def bracket(one: Formula) -> Formula:
     return (one[0] if simple else f"({one[0]})", f"({one[1]})")
 
 
-FORMULAS = st.recursive(
-    st.one_of(
-        st.sampled_from(TAGS).map(lambda tag: (tag, f"({tag!r} in tags)")),
-        st.sampled_from([("%true", "True"), ("%false", "False")]),
-    ),
-    combine,
-    max_leaves=12,
-)
+TAG = st.sampled_from(TAGS).map(lambda tag: (tag, f"({tag!r} in tags)"))
+FORMULAS = st.recursive(TAG | st.sampled_from([("%true", "True"), ("%false", "False")]), combine, max_leaves=12)
 
 
 @given(FORMULAS, st.lists(st.frozensets(st.sampled_from(TAGS))))

@@ -48,9 +48,8 @@ def test_a_rule_of_several_pools_names_the_option_of_the_changed_pool(world):
     world.create_pool("j", "i", integral_guarantees=flow)
     of_parent = "integral_guarantees/guarantee_type"
     assert field_of(world, change("i", of_parent, "relaxed")) == of_parent
-    assert field_of(world, CreatePool(TREE, "k", "j", {"integral_guarantees": flow})) == (
-        "integral_guarantees/resource_flow"
-    )
+    field = field_of(world, CreatePool(TREE, "k", "j", {"integral_guarantees": flow}))
+    assert field == "integral_guarantees/resource_flow"
 
 
 def test_names_and_parents(world):
@@ -70,9 +69,8 @@ def test_options_of_a_tree(world):
     assert field_of(world, put("nodes_filter", "a &")) == "nodes_filter"
     assert field_of(world, put("main_resource", "disk")) == "main_resource"
     assert field_of(world, put("config/max_operation_count", 0)) == "config/max_operation_count"
-    assert field_of(world, put("preemption_satisfaction_threshold", 0.1)) == (
-        "aggressive_preemption_satisfaction_threshold"
-    )
+    field = field_of(world, put("preemption_satisfaction_threshold", 0.1))
+    assert field == "aggressive_preemption_satisfaction_threshold"
 
 
 @pytest.mark.parametrize(

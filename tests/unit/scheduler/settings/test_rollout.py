@@ -225,12 +225,8 @@ def test_what_becomes_of_a_canary(stage, rounds, actions, why):
 def test_only_what_writes_limits_as_the_stage_says_proves_something():
     about = AgentAbout("1", "quota", "quota", may_set_mode=True)
     assert follows_stage(canary(), about)
-    for other in (
-        {"level": "weight"},
-        {"is_paused": True},
-        {"may_set_mode": False},
-        {"level": "shadow", "bound": "shadow"},
-    ):
+    others = {"level": "weight"}, {"is_paused": True}, {"may_set_mode": False}, {"level": "shadow", "bound": "shadow"}
+    for other in others:
         assert not follows_stage(canary(), msgspec.structs.replace(about, **other))
     held = msgspec.structs.replace(about, level="weight", bound="weight")
     assert follows_stage(canary(), held)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from packaging_script import load_script
-from scheduler_world import TREE, World
+from scheduler_world import TREE, World, make_task
 from yt.wrapper.spec_builders import TaskSpecBuilder, VanillaSpecBuilder
 
 from cpumond.scheduler.model import CommandError, PoolSettings, Task
@@ -116,17 +116,13 @@ def test_trees_that_are_only_tried_are_left_out():
     """10.3, TREE-2."""
     world = World()
     world.create_tree("other", nodes_filter="x")
-    spec = {
-        "tasks": {"t": {"command": "true", "job_count": 1}},
-        "tentative_pool_trees": ["other"],
-        "scheduling_options_per_pool_tree": {"other": {"weight": 2}},
-    }
+    spec = {"tasks": {"t": make_task()}, "tentative_pool_trees": ["other"]}
+    spec["scheduling_options_per_pool_tree"] = {"other": {"weight": 2}}
     for more in ({"pool_trees": ["default"]}, {}):
         change = world.do(StartOperation({**spec, **more}))
         assert tuple(world.record(change.id).trees) == ("default",)
-        assert change.warnings == (
-            'spec option "tentative_pool_trees" has no effect: the operation runs in its other trees',
-        )
+        (told,) = change.warnings
+        assert told == 'spec option "tentative_pool_trees" has no effect: the operation runs in its other trees'
     with pytest.raises(CommandError, match=r"^spec/schedule_in_single_tree: "):
         world.do(StartOperation({**spec, "schedule_in_single_tree": True}))
 

@@ -25,10 +25,8 @@ def tree(pools: Mapping[str, tuple[str, Mapping[str, Any]]], name: str = "t", /,
 def refused(config: TreeConfig) -> str:
     with pytest.raises(CommandError) as caught:
         validate_tree(config)
-    field, sentence = (
-        caught.value.attributes.get("field", "name"),
-        str(caught.value).partition('": ')[2].replace(": ", "/"),
-    )
+    field = caught.value.attributes.get("field", "name")
+    sentence = str(caught.value).partition('": ')[2].replace(": ", "/")
     # Of the main resource it is one more name.
     assert field in ("name", "parent") or sentence.startswith((field, field.rpartition("/")[0] or field))
     return str(caught.value)
@@ -114,9 +112,8 @@ def test_2_6_7_a_pool_that_does_not_allow_children_guarantees(kind: Any) -> None
 def test_2_6_8_odd_burst_pools_are_warnings() -> None:
     pools = {"a": (ROOT_POOL, flow("burst", cpu=5)), "b": (ROOT_POOL, burst("burst", cpu=5))}
     no_burst, no_flow = validate_tree(tree(pools))
-    assert no_burst.startswith(
-        'pool "a": has guarantee_type burst, but no integral_guarantees/burst_guarantee_resources'
-    )
+    told = 'pool "a": has guarantee_type burst, but no integral_guarantees/burst_guarantee_resources'
+    assert no_burst.startswith(told)
     assert no_flow.startswith('pool "b": has guarantee_type burst, but no integral_guarantees/resource_flow')
     low = {"integral_guarantees": {**BURST_POOL, "resource_flow": {"cpu": 11}}}
     (warning,) = validate_tree(tree({"a": (ROOT_POOL, low)}))
@@ -125,13 +122,8 @@ def test_2_6_8_odd_burst_pools_are_warnings() -> None:
 
 
 def test_2_6_8_guarantees_beyond_the_cluster() -> None:
-    config = tree(
-        {
-            "a": (ROOT_POOL, {**strong(cpu=10, memory=5), "integral_guarantees": BURST_POOL}),
-            "b": (ROOT_POOL, flow("relaxed", cpu=20)),
-            "c": ("b", {}),
-        }
-    )
+    both = {**strong(cpu=10, memory=5), "integral_guarantees": BURST_POOL}
+    config = tree({"a": (ROOT_POOL, both), "b": (ROOT_POOL, flow("relaxed", cpu=20)), "c": ("b", {})})
     assert find_overcommit(config, to_vector({"cpu": 40, "memory": 5}, 0.0)) is None
     assert find_overcommit(config, to_vector({"cpu": 40 * (1 - 1e-12), "memory": 5}, 0.0)) is None
     sentence = find_overcommit(config, to_vector({"cpu": 39, "memory": 4}, 0.0))
@@ -179,9 +171,8 @@ def test_2_7_names_after_a_pattern_of_ones_own() -> None:
 
 def test_2_7_unique_under_its_own_name() -> None:
     config = tree({"a": (ROOT_POOL, {})})
-    assert "is kept under another name" in refused(
-        TreeConfig(config.id, "t", {}, config.settings, {}, {"b": config.pools["a"]})
-    )
+    other = TreeConfig(config.id, "t", {}, config.settings, {}, {"b": config.pools["a"]})
+    assert "is kept under another name" in refused(other)
 
 
 def test_2_7_depth() -> None:
@@ -194,11 +185,8 @@ def test_2_7_depth() -> None:
 
 
 def test_2_7_size_of_a_subtree() -> None:
-    pools: dict[str, tuple[str, dict[str, Any]]] = {
-        "top": (ROOT_POOL, {}),
-        "mid": ("top", {}),
-        "other": (ROOT_POOL, {}),
-    }
+    pools: dict[str, tuple[str, dict[str, Any]]] = {"top": (ROOT_POOL, {}), "mid": ("top", {})}
+    pools["other"] = (ROOT_POOL, {})
     for number in range(MAX_SUBTREE - 2):
         pools[f"p{number}"] = ("mid", {})
         pools[f"q{number}"] = ("other", {})

@@ -36,7 +36,6 @@ def restart_with(world: World, *keys: bytes) -> None:
 
 
 def make_node(world: World, knows_secrets: bool = True) -> PlayedNode:
-    """Its agent has told what it is."""
     node = world.node("n")
     node.beat()
     world.state.nodes["n"].about = AgentAbout("0", "shadow", "shadow", knows_secrets=knows_secrets)
@@ -61,22 +60,15 @@ def test_vault_1_each_key_is_a_variable_and_all_of_them_one():
     vault = {"a": "x", "n": 5, "f": True, "d": 3.14, "m": {"k": "v"}, "e": None}
     found = read_vault({"secure_vault": vault})
     assert read_yson(found.pop("YT_SECURE_VAULT").encode()) == vault
-    assert found == {
-        "YT_SECURE_VAULT_a": "x",
-        "YT_SECURE_VAULT_n": "5",
-        "YT_SECURE_VAULT_f": "true",
-        "YT_SECURE_VAULT_d": "3.14",
-        "YT_SECURE_VAULT_m": '{"k"="v";}',
-    }
+    texts = {"a": "x", "n": "5", "f": "true", "d": "3.14", "m": '{"k"="v";}'}
+    assert found == {f"YT_SECURE_VAULT_{name}": text for name, text in texts.items()}
     assert read_vault({"secure-vault": {}}) == read_vault({"secure_vault": None}) == read_vault({}) == {}
 
 
 def test_it_may_stand_where_the_command_line_takes_it():
-    assert read_vault({"tasks": {"t": ONE, "secure_vault": {"a": "x"}}})["YT_SECURE_VAULT_a"] == "x"
-    assert (
-        read_spec({"tasks": {"t": ONE, "secure_vault": {"a": "x"}}}, dict).tasks
-        == read_spec({"tasks": {"t": ONE}}, dict).tasks
-    )
+    tasks = {"t": ONE, "secure_vault": {"a": "x"}}
+    assert read_vault({"tasks": tasks})["YT_SECURE_VAULT_a"] == "x"
+    assert read_spec({"tasks": tasks}, dict).tasks == read_spec({"tasks": {"t": ONE}}, dict).tasks
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
@@ -161,8 +153,7 @@ def test_a_job_gets_it_and_nothing_else_has_it_but_sealed():
     (order,) = find_orders(world, node)
     assert order.secrets == {"YT_SECURE_VAULT": f'{{"{KEY}"="{SECRET}";}}', f"YT_SECURE_VAULT_{KEY}": SECRET}
     assert order.environment == {}
-    seen = [world.record(operation), world.stored, describe(world.state), world.state.vaults]
-    assert not is_told(seen)
+    assert not is_told([world.record(operation), world.stored, describe(world.state), world.state.vaults])
     assert (world.record(operation).vault_bytes > 0, list(world.state.vaults)) == (True, [operation])
 
 
@@ -272,10 +263,8 @@ def test_an_agent_that_would_leave_it_out_gets_no_order():
     world.now += 1000.0
     node.beat()
     (ended,) = world.state.finished_jobs[operation].values()
-    assert (ended.state, ended.reason) == (
-        "aborted",
-        "the agent of node n is of a version that passes no secrets to jobs: upgrade it",
-    )
+    told = "the agent of node n is of a version that passes no secrets to jobs: upgrade it"
+    assert (ended.state, ended.reason) == ("aborted", told)
 
 
 def test_a_sealed_vault_is_of_its_operation_alone_and_as_it_was():
