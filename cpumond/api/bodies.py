@@ -1,7 +1,7 @@
-"""Bodies of requests, from their first byte to the answer: limits of size, time, and memory for all of them together.
+"""Bodies of requests, from their first byte to the answer: limits of size and time, and of the memory of all bodies.
 
-When the limit of memory is reached, unfinished bodies are dropped first, beginning with the oldest, because a client
-can send a body within a moment."""
+When the limit of memory is reached, bodies that are still arriving are dropped first, beginning with the oldest,
+because an honest client sends a whole body within a moment."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ READ_S: Final = 30.0
 """Maximum seconds from the first piece of a body to the last."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
-"""Maximum number of bodies above LARGE_BYTES that are processed at a time; others wait, except those of nodes."""
+"""Maximum number of bodies above LARGE_BYTES that are processed at a time. More of them wait, except those of nodes."""
 DROPPED_BYTES: Final = 32 * 2**20
 DROPPED_S: Final = 5.0
-"""Seconds for which the rest of a body that is too large is read."""
+"""Maximum seconds for which the rest of a body is read after the body turned out to be too large."""
 VALUE_BYTES: Final = 64
 """Bytes of memory that any value takes in addition to its text."""
 
 
 class HttpError(Exception):
-    """A request that is refused before it becomes a command. ``status``: of HTTP; ``code``: of YTsaurus."""
+    """A request that is refused before it becomes a command. ``status``: HTTP's; ``code``: YTsaurus'."""
 
     def __init__(
         self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
@@ -72,7 +72,7 @@ class Bodies:
         """Bodies that arrive, the oldest first."""
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run long work in a thread, one piece at a time, because many threads would compete with the event loop's."""
+        """Run long work in a thread, and other work only after it: many threads would slow down the event loop's."""
         async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
@@ -193,7 +193,7 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
 
 
 async def _drop_rest(request: Request) -> None:
-    """Read and discard the rest of a body: a client that is disconnected while it sends never reads the response."""
+    """Read and discard the rest of a body, because a client disconnected while it sends never reads the response."""
     left = DROPPED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROPPED_S):

@@ -1,4 +1,4 @@
-"""Pages of lists by cursors: a page begins after the last item of the previous page, regardless of changes in between.
+"""Pages of lists by cursors: a page begins after the last item of the page before, even if the list changed since then.
 
 Pure. If items are sorted by values that change, an item whose value passes the cursor may be on two pages or on none.
 """
@@ -22,8 +22,8 @@ def cut_page(
 ) -> tuple[Sequence[T], str | None]:  # fmt: skip
     """Return a page of at most ``limit`` sorted items, and the cursor of the next page (None on the last page).
 
-    ``cursor``: from the previous page; "" for the first page, which begins at ``offset``. ``key``: plain values of an
-    item that ``order`` compares; ``precedes``: whether one key comes before another. Raises CommandError."""
+    ``cursor``: that of the previous page; "" for the first page, which begins at ``offset``. ``key``: returns the plain
+    values by which an item is sorted; ``precedes``: whether one key comes before another. Raises CommandError."""
     if cursor:
         last = _read(cursor, order)
         try:

@@ -58,7 +58,7 @@ _OPERATION: Final = "/operations/{operation}"
 _JOB: Final = "/operations/{operation}/jobs/{job}"
 _NODE: Final = "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
-"""Statuses of refusals by endpoints that wait for a node, or for the disk with the history."""
+"""Statuses with which endpoints refuse that wait for a node, or for the disk with the history."""
 
 
 def _get(
@@ -71,7 +71,7 @@ def _command(
     method: str, path: str, name: str, summary: str, command: type[Command] | Callable[[Call], Command | UndoChange],
     needs: Needs, body: Any = None, refusals: tuple[int, ...] = (409,), **more: Any,
 ) -> Endpoint:  # fmt: skip
-    """Return an endpoint for a command, which is made from all fields of the request, or by a function."""
+    """Return an endpoint for a command. The command is made from all fields of the request, or by a function."""
     make = partial(_make_command, command) if isinstance(command, type) else command
 
     async def execute(call: Call) -> views.Done:
@@ -101,7 +101,7 @@ def _make_command(kind: type[Command], call: Call) -> Command:
 
 
 async def _send_document(call: Call) -> Prepared:
-    """Return the document; it is made once, in a thread, because the table holds two hundred types."""
+    """Return the OpenAPI document. It is made once, in a thread, because the table has two hundred types."""
     shared = call.shared
     if shared.document is None:
         content = await asyncio.to_thread(lambda: encode(make_document(ENDPOINTS, __version__)))

@@ -36,7 +36,7 @@ class EventView(View, frozen=True):
 
 
 class AuditView(EventView, frozen=True):
-    """A command or a refused request: who sent it from where, what allowed it, and what the user was shown before."""
+    """A command or a refused request: who sent it, from where, what allowed it, and which plan the user had seen."""
 
     origin: str
     request: dict[str, Any]
@@ -49,7 +49,7 @@ V = TypeVar("V", EventView, AuditView)
 
 
 class EventList(View, frozen=True):
-    """Events, the newest first. ``next``: to get older events, request numbers below this one; null at the end.
+    """Events, the newest first. ``next``: older events have numbers below this one; null: there are none.
 
     ``titles``: operation id -> title, for the operations in ``events`` that are known and have a title."""
 
@@ -67,7 +67,7 @@ class AuditList(View, frozen=True):
 
 
 class Annotation(View, frozen=True):
-    """An event in the format of Grafana; ``time`` in milliseconds since 1970."""
+    """An event in the format of Grafana; ``time`` is in milliseconds since 1970."""
 
     time: int
     title: str
@@ -76,7 +76,7 @@ class Annotation(View, frozen=True):
 
 
 def view_event(kind: type[V], number: int, event: Event) -> V:
-    """View of an event as ``kind``: EventView or AuditView."""
+    """Return the view of an event that ``kind`` names: EventView or AuditView."""
     return make_view(kind, event, number=number, time=iso_utc(event.at), can_undo=bool(event.changes))
 
 

@@ -24,7 +24,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def make_view(kind: type[V], source: Any, figures: Mapping[str, Read] = {}, /, **given: Any) -> V:
-    """Return a view of ``source``. A field not in ``given`` is read by its figure, or is the attribute of that name."""
+    """Return a view of ``source``. Fields not in ``given`` come from ``figures``, or are attributes of that name."""
     for name, read in figures.items():
         given[name] = read(source)
     for name in _fields_of(source.__class__, kind):
@@ -39,7 +39,7 @@ def _fields_of(source: type, kind: type[msgspec.Struct]) -> list[str]:
 
 
 def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, Read]:
-    """Return the readers of those fields of a view that are in ``figures`` or are amounts of resources."""
+    """Return field -> reader, for the fields of a view that are in ``figures`` or are amounts of resources."""
     amounts = {name: _as_amounts(name) for name in VECTORS}
     return {name: read for name, read in {**figures, **amounts}.items() if name in kind.__struct_fields__}
 
@@ -50,5 +50,5 @@ def _as_amounts(name: str) -> Read:
 
 
 def limited(limits: Vector) -> Amounts:
-    """Return the limits of those resources that have one."""
+    """Return the limits, without resources that have no limit."""
     return {name: limit for name, limit in zip(RESOURCES, limits, strict=True) if math.isfinite(limit)}

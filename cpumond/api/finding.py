@@ -39,12 +39,12 @@ def find_matches(
     rights: Rights, kind: NamedKind, name: str, *, operation: str = "", tree: str = "", all_of: bool = False,
     within: bool = False, limit: int = 100,
 ) -> Matches:  # fmt: skip
-    """Return the objects that ``name`` may stand for, by the first of these three ways that finds any: the exact name;
-    a title, or the beginning of an id; the beginning of a title or alias.
+    """Return the objects that ``name`` may stand for. Three ways are tried until one finds any: as an exact name; as a
+    title, or the beginning of an id; as the beginning of a title or alias.
 
-    ``operation``: search its jobs. ``tree``: of the searched pools, "" for the default one. ``all_of``: use all three
-    ways. ``within``: add pools, nodes and trees that contain ``name`` anywhere, ignoring case. Live operations come
-    before finished ones. Raises CommandError for an unknown operation."""
+    ``operation``: the operation whose jobs are searched. ``tree``: that of the searched pools, "" for the default one.
+    ``all_of``: use all three ways. ``within``: add pools, nodes and trees that contain ``name`` anywhere, ignoring
+    case. Live operations come before finished ones. Raises CommandError for an unknown operation."""
     if kind == "operation":
         found = _find_operations(rights, name, all_of)
     elif kind == "job":
@@ -90,7 +90,7 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
 
 
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
-    """Return two tests: whether ``name`` is an operation's name, and whether a name of the operation begins with it."""
+    """Return two tests: whether ``name`` is a title, alias or start of an id; whether it begins a title or alias."""
     starred = name if name.startswith("*") else f"*{name}"
 
     def is_named(record: OperationRecord) -> bool:

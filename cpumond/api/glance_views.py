@@ -16,8 +16,8 @@ from cpumond.scheduler.state import State
 
 
 class PoolTrends(View, frozen=True):
-    """Cores that pools may use: pool -> means over intervals of ``step_s`` seconds from ``since`` on, null where
-    unknown. Pools without data are left out."""
+    """Cores that pools were allowed to use: pool -> means over intervals of ``step_s`` seconds from ``since`` on, null
+    where unknown. Pools without data are left out."""
 
     tree: str
     since: float
@@ -28,7 +28,7 @@ class PoolTrends(View, frozen=True):
 class OperationGroup(msgspec.Struct):
     """Operations that wait for the same cause, or ended operations with the same state.
 
-    ``pool``: the pool that is the cause, if any. ``jobs``: number of jobs that have yet to start, which request
+    ``pool``: the pool that is the cause, if any. ``jobs``: number of jobs that are still to be started; they request
     ``wanted_cores``. ``limit_cores``: allocated to the running jobs."""
 
     cause: str
@@ -51,11 +51,11 @@ class OperationGroups(View, frozen=True):
 
 
 class PreemptionGroup(View, frozen=True):
-    """Preemptions of one ``kind`` for the same pool, "" for none. ``priority``: whether they were for a starving pool
-    or operation, and how urgent.
+    """Preemptions of one ``kind`` for the same ``preemptor_pool``, "" if they were for no pool. ``priority``: whether
+    they were for a starving pool or operation, and how urgent they were.
 
     ``freed_cores`` and ``lost_core_seconds`` are sums. ``pools``: the pools that lost jobs, most first; ``operations``:
-    number of operations that did. ``why``: reason of the newest preemption; ``last_at``: its time."""
+    number of operations that lost jobs. ``why``: reason of the newest preemption; ``last_at``: its time."""
 
     group: str
     kind: str
@@ -72,7 +72,7 @@ class PreemptionGroup(View, frozen=True):
 
 
 class PreemptionGroups(View, frozen=True):
-    """Groups of the ``kept`` preemptions, none before ``since``; the group with the newest preemption comes first."""
+    """Groups of the ``kept`` preemptions, which are from ``since`` on; the group with the newest one comes first."""
 
     groups: list[PreemptionGroup]
     kept: int
@@ -80,7 +80,7 @@ class PreemptionGroups(View, frozen=True):
 
 
 class OperationCounts:
-    """Counts the operations of each group, which are added in parts."""
+    """Counts the operations of each group. The operations are added in parts."""
 
     def __init__(self, state: State, causes: Mapping[str, Causes]) -> None:
         self._state = state
@@ -127,7 +127,7 @@ class OperationCounts:
 
 
 def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights) -> PreemptionGroups:
-    """Group preemptions that are given the newest first; ``rights`` decide which sentences are shown."""
+    """Group preemptions, which must be given the newest first; ``rights`` decide which sentences are shown."""
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
         by_key.setdefault(group_of(record), []).append(record)

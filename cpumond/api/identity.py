@@ -1,8 +1,8 @@
 """Authentication of requests: a user with a token, an account of this machine, or a user named by a trusted proxy.
 
-A token is looked up first, in the configured file and in the store. Without a token the account reported by the kernel
-counts: at the unix socket, and over loopback if no token file is configured. A proxy sends its own token from an
-address that is configured for it; headers that name a user are accepted from no other sender."""
+A token is looked up first, in the configured file and in the store. Without a token, the account that the kernel
+reports is the user: at the unix socket, and over loopback if no token file is configured. Headers that name a user are
+accepted only from a proxy, which sends its own token from an address configured for proxies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_GROUPS: Final = 1000
 
 
 class Gate:
-    """Finds the user of a request. ``identities``: users known by the configuration, besides the store's tokens."""
+    """Finds the user of a request. ``identities``: users that the configuration names; the store has further tokens."""
 
     def __init__(self, settings: Api, identities: Identities, scheduler: Scheduler) -> None:
         self.settings = settings
@@ -60,14 +60,14 @@ class Gate:
         return bool(self.settings.tokens_file) or not is_loopback(parse_listen(self.settings.address, "api.listen")[0])
 
     def needs_account(self, scope: Mapping[str, Any]) -> bool:
-        """Whether the account that the kernel reports for the connection may be needed, see ``KnowAccounts``."""
+        """Whether this connection's account, as the kernel reports it, may be needed, see ``KnowAccounts``."""
         if is_at_socket(scope):
             return True
         client = scope.get("client")
         return self.settings.asks_kernel and client is not None and is_loopback(client[0])
 
     def find_user(self, request: Request, *, takes_session: bool = False) -> User:
-        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
+        """Return a request's user: by its token (``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``), account or proxy.
 
         ``takes_session``: a browser's session counts if there is no Authorization header. An administrator may act for
         another user (``X-YT-User-Name``). Raises CommandError."""
@@ -99,7 +99,7 @@ class Gate:
         )
 
     def find_known(self, name: str) -> User:
-        """What is known of a user who is not the sender: the groups, and whether a token is an administrator's."""
+        """Return what is known of a user who is not the sender: groups, and whether a token makes an administrator."""
         table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
         made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]
@@ -112,7 +112,7 @@ class Gate:
         )
 
     def find_node(self, request: Request) -> User:
-        """Return the sender of a node's request: the user of a node's token, or an administrator without a token.
+        """Return the sender of a node's request: the user of a node's token, or an administrator who needs no token.
 
         Raises CommandError."""
         request.state.user = user = self._identify(request)
@@ -143,8 +143,8 @@ class Gate:
         if user is not None:
             if user.proxy:
                 raise CommandError(
-                    f"the token of {user.name} is a proxy's: it is sent as X-Cpumond-Proxy-Token, with the user whom "
-                    "the proxy knows in X-Remote-User",
+                    f"the token of {user.name} is a proxy's: send it as X-Cpumond-Proxy-Token, and the user whom the "
+                    "proxy knows as X-Remote-User",
                     ACCESS_DENIED,
                 )
             return user if user.node else replace(user, origin=f"{_place(request)}, token {user.token_id}")
@@ -170,7 +170,7 @@ class Gate:
         return user
 
     def _find_end(self, record: TokenRecord) -> str:
-        """Why a token of the store is no longer valid, as the end of a sentence; "" while it is valid."""
+        """Return why a token of the store is no longer valid, as the end of a sentence; "" while it is valid."""
         end = record.find_end(self._scheduler.clock.now())
         if not end and record.made_with and not self._is_valid(record.made_with):
             end = f"was made with the token {record.made_with}, which is no longer valid"
@@ -195,7 +195,7 @@ class Gate:
         server = request.scope.get("server")
         host = "" if header is None else _find_host(header, server and tuple(server))
         if header is not None and not is_loopback(host) and not is_socket:
-            # DNS rebinding: a page of another site whose name resolves to this machine must not count as a local user.
+            # DNS rebinding: a page from a site whose name resolves to this machine must not count as a local user.
             raise CommandError(f"without tokens, send requests to 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         if self.is_open and not is_socket:
             return replace(OPEN_ACCESS_USER, origin=_place(request))
@@ -233,7 +233,7 @@ class Gate:
                 "create NAME --role proxy`",
                 AUTHENTICATION,
             )
-        # A second header was sent by the client and not replaced by the proxy.
+        # A second header can only be the client's own, which the proxy failed to replace.
         names, listed = request.headers.getlist(REMOTE_USER), request.headers.getlist(REMOTE_GROUPS)
         if len(names) != 1 or len(listed) > 1 or not USER_NAME.fullmatch(names[0]) or find_wrong_name(names[0]):
             raise CommandError(
@@ -256,8 +256,8 @@ class Gate:
 
 
 class KnowAccounts:
-    """Puts the connected account, or a text about it, into the scope (``local_user``) of requests for which the gate
-    may need the account. Looking it up may take long, and does not block the event loop."""
+    """Puts the account that is connected, or a text why it is unknown, into the scope (``local_user``) of requests for
+    which the gate may need it. The look-up may take long, but does not block the event loop."""
 
     def __init__(self, app: ASGIApp, gate: Gate, accounts: Accounts) -> None:
         self._app = app
@@ -276,7 +276,7 @@ def is_at_socket(scope: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _find_host(header: str, server: tuple[str, int | None] | None) -> str:
-    """Return the host, as in the request's URL, to which a request with this Host header goes."""
+    """Return the host in the URL of a request with this Host header."""
     headers = [(b"host", header.encode("latin-1"))]
     return URL(scope={"path": "/", "headers": headers, "server": server}).hostname or ""
 

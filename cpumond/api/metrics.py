@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 Metrics = Callable[[bool], bytes]
-"""Returns the metrics as text; called with True, as OpenMetrics."""
+"""Returns the metrics as text; as OpenMetrics if called with True."""
 
 PLAIN_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 VERSIONS: Final = ("", "0.0.1", "1.0.0")
-"""Accepted versions of OpenMetrics, for which the output is the same."""
+"""Versions of OpenMetrics that a client may request; the output is the same for each."""
 
 
 def make_metrics_route(metrics: Metrics) -> Route:

@@ -33,15 +33,15 @@ class CordonView(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """A node. ``tree`` null: its tags match no tree's filter, or match several, the ``matched_trees``; the node's jobs
-    then continue, and no job starts. ``usage``: allocated to the scheduler's jobs (for CPU their limits now).
-    ``foreign_usage``: allocated to other jobs, including jobs that an earlier run of the scheduler stopped and that
-    have not ended.
+    """A node. ``tree`` null: its tags match no tree's filter, or those of several, the ``matched_trees``; then the
+    node's jobs continue, but no job starts there. ``usage``: allocated to the scheduler's jobs (for CPU their limits
+    now). ``foreign_usage``: allocated to other jobs, including jobs that an earlier run of the scheduler stopped and
+    that have not ended.
 
-    ``free``: capacity minus everything allocated, negative if the node is overcommitted. ``ordered_cores`` (requested)
+    ``free``: capacity minus all that is allocated, negative if the node is overcommitted. ``ordered_cores`` (requested)
     and ``used_cores`` (measured) cover the scheduler's own jobs, including stopping ones. ``on_reclaimed_cores``: what
-    jobs on reclaimed CPU may use. ``idle_class``: where these jobs run: "idle", "lowest weight", "" if the agent
-    reported none."""
+    jobs on reclaimed CPU may use. ``idle_class``: the class in which these jobs run: "idle", "lowest weight", or "" if
+    the agent reported none."""
 
     id: str
     address: str
@@ -71,11 +71,11 @@ class NodeView(View, frozen=True):
     """Seconds since 1970 at which the node was declared lost; null for a registered node. A lost node is shown for a
     day, with the jobs that it had."""
     cordon: CordonView | None
-    """Set for a node that gets no new jobs, and for a lost node that would get none if it came back."""
+    """Set if the node is cordoned, and for a lost node that would still be cordoned if it came back."""
     failing: str
-    """A sentence about jobs that fail on the node in a row, and the consequence; "" if there are no such jobs."""
+    """A sentence about jobs that failed on the node in a row, and what follows; "" if there are no such jobs."""
     held_until: float | None
-    """Time in seconds since 1970 until which failed jobs keep new ones off the node; null if it is not held off."""
+    """Seconds since 1970 until which the node gets no jobs because jobs failed on it; null if it may get some."""
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -95,7 +95,7 @@ class NodeList(View, frozen=True):
 
 
 def view_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
-    """A node with those of its jobs whose operations may be read."""
+    """Return a node with those of its jobs whose operations the user may read."""
     if isinstance(node, LostNode):
         lost = [view_job(job) for job in _list_readable(node, rights)]
         return _view_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
@@ -214,10 +214,10 @@ def find_living_node(state: State, node_id: str) -> Node:
 
 
 class PreemptionList(View, frozen=True):
-    """Preemptions, the newest first. ``counts``: numbers of all since the start, including those no longer kept.
+    """Preemptions, the newest first. ``counts``: all since the start, by kind, also those no longer kept.
 
-    ``lost_core_seconds``: work lost by preemption since the start, in the requested pool and the pools below it if one
-    was given. ``titles``: operation id -> title, for operations in ``preemptions`` that are known and have a title."""
+    ``lost_core_seconds``: work lost by preemption since the start; if a pool was requested, in and below that pool.
+    ``titles``: operation id -> title, for operations in ``preemptions`` that are known and have a title."""
 
     preemptions: list[PreemptionRecord]
     counts: dict[str, int]
@@ -233,7 +233,7 @@ def group_of(record: PreemptionRecord) -> str:
 def view_preemptions(
     rights: Rights, *, limit: int, operation: str = "", pool: str = "", group: str = ""
 ) -> PreemptionList:
-    """Return the preemptions that concern an operation or a pool, as loser or winner; only of readable operations."""
+    """Return preemptions in which an operation or pool lost or won; only those of operations that the user may read."""
     state = rights.state
     found = list_fitting(rights, operation, pool)
     some = islice((record for record in found if not group or group_of(record) == group), limit)
@@ -250,13 +250,13 @@ def view_preemptions(
 
 
 def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
-    """Yield the kept preemptions that match, the newest first, for sums; ``Rights.see_preemption`` shows one."""
+    """Yield the kept preemptions that match, the newest first, for sums; to show one, use ``Rights.see_preemption``."""
     for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue
         if rights.hides(record.operation_id):
             continue
-        # A guessed id finds no preemption for a hidden operation.
+        # A user who guesses a hidden operation's id finds no preemption for it.
         is_for_it = operation == record.preemptor_operation_id and not rights.hides(operation)
         if not operation or operation == record.operation_id or is_for_it:
             yield record

@@ -24,7 +24,7 @@ from cpumond.scheduler.state.nodes import list_refused_nodes
 
 
 class Alert(View, frozen=True):
-    """An alert for an operator. ``subject`` is the tree, node or operation that it is about, "" for the scheduler."""
+    """An alert for an operator. ``subject``: the tree, node or operation with the problem, "" for the scheduler."""
 
     code: str
     severity: Literal["warning", "error"]
@@ -50,7 +50,7 @@ def find_alerts(
     user: User | None = None,
 ) -> AlertList:
     """Find problems in the state. ``service``: alerts of the running service about itself. ``operations``: alerts about
-    operations, if already found. ``user``: the user of the request, None for an administrator."""
+    operations, if they are found already. ``user``: the user of the request, None for an administrator."""
     if operations is None:
         operations = list(find_operation_alerts(state.operations.values()))
     found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
@@ -120,7 +120,7 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
 
 
 def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None = None) -> Iterator[Alert]:
-    """Alerts about operations that ``rights`` allow to read, None for all."""
+    """Find alerts about those operations that ``rights`` allow to read; None allows all."""
     for each in operations:
         if (alerts := list_alerts(each)) and (rights is None or rights.may_read(each.record)):
             message = f"operation {each.id}: {'; '.join(sentence for _, sentence in alerts)}"
@@ -129,8 +129,8 @@ def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None
 
 class Health(View, frozen=True):
     """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
-    update. ``role``, ``leader`` (host:port, "" where it is not known) and ``term`` if several schedulers share a store,
-    else null."""
+    update. ``role``, ``leader`` (host:port, "" if unknown) and ``term`` are null unless several schedulers share a
+    store."""
 
     status: Literal["ok", "starting", "stuck", "refusing"]
     last_update_age_s: float | None = None
@@ -148,7 +148,7 @@ class ClusterCounts(View, frozen=True):
     online_nodes: int
     pending_operations: int
     running_operations: int
-    """Operations that may run, with or without jobs."""
+    """Admitted operations, whether or not they have jobs at the moment."""
     finished_operations: int
     active_jobs: int
     stopping_jobs: int
@@ -158,7 +158,7 @@ class ClusterCounts(View, frozen=True):
 
 
 class RequestTiming(View, frozen=True):
-    """How many answers to a request were sent, and the sum and maximum of the seconds that these took."""
+    """The number of answers to one kind of request, and the sum and maximum of the seconds that they took."""
 
     count: int
     total_s: float
@@ -166,7 +166,7 @@ class RequestTiming(View, frozen=True):
 
 
 class Status(View, frozen=True):
-    """A summary of the scheduler. ``timings``: counters and sums of seconds since the start; ``requests`` by name."""
+    """A summary of the scheduler. ``timings``: counts and sums of seconds since the start; ``requests``: by name."""
 
     version: str
     uptime_s: float
@@ -180,12 +180,12 @@ class Status(View, frozen=True):
 
 
 class TreeTotals(View, frozen=True):
-    """Totals of a tree: capacity of its nodes, and requests, limits and usage of its jobs at their last check.
+    """Totals of a tree: its nodes' capacity, and its jobs' requests, limits and usage as last reported.
 
-    ``limit_cores``: allocated to the jobs; ``used_cores``: measured usage. ``reclaimed_cores``: requested, and free for
-    others now. ``waiting_cores``: demand of operations that are not admitted, in addition to ``demand_cores``.
-    ``idle``: the parts of the capacity; ``why``: the reason why CPU is idle while work waits. Both are from the last
-    report, null before the first one."""
+    ``limit_cores``: allocated to the jobs; ``used_cores``: measured usage. ``reclaimed_cores``: requested by jobs, and
+    free for others now. ``waiting_cores``: demand of operations that are not admitted, in addition to ``demand_cores``.
+    ``idle``: how the capacity is divided; ``why``: the reason why CPU is idle while work waits. Both are from the last
+    report; before the first report, null and ""."""
 
     name: str
     is_default: bool
@@ -207,7 +207,7 @@ class TreeTotals(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """The first page. ``why``: from the tree with the most idle CPU while work waits. ``history`` null: it is off."""
+    """The first page. ``why``: of the tree where most CPU is idle while work waits. ``history``: null if turned off."""
 
     why: str
     status: Status
@@ -231,11 +231,11 @@ class Me(View, frozen=True):
     now: float
     history_length_s: float
     takes_idempotency_keys: bool = True
-    """False for an older scheduler, to which a change must not be sent a second time."""
+    """False if the scheduler is too old for keys; then a change must not be sent a second time."""
 
 
 def choose_sentence(reports: Sequence[IdleReport]) -> str:
-    """Return the sentence of the tree with the most idle CPU while work waits; if there is none, of the first tree."""
+    """Return the sentence of the tree where most CPU is idle while work waits; without any, of the first tree."""
     chosen = max(reports, key=lambda each: (each.parts.held_back, bool(each.causes)), default=None)
     return "" if chosen is None else chosen.sentence
 
@@ -245,7 +245,7 @@ def count_all(state: State, shown_states: Mapping[str, int]) -> ClusterCounts:
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
-    # Lists, here and in ``figures.TREE``, because a generator takes twice as long for each operation and node.
+    # Lists, here and in ``figures.TREE``: for each operation and node, a generator would take twice as long.
     running = [operation.record.state for operation in state.operations.values()].count("running")
     return ClusterCounts(
         trees=len(state.trees),

@@ -36,7 +36,7 @@ HIDDEN: Final = "environment_hidden"
 
 
 class Can(View, frozen=True):
-    """Whether a user may do something, and a sentence with the deciding rule."""
+    """Whether a user may do something, and a sentence with the rule that decides it."""
 
     allowed: bool
     because: str
@@ -57,7 +57,7 @@ class InheritedEntry(View, frozen=True):
 
 
 class RightsTarget(NamedTuple):
-    """The object of a question: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, any other."""
+    """The object of a question: an operation, an explicit pool, a tree (as its ``<Root>``); else ``tree`` is ""."""
 
     tree: str = ""
     pool: str = ROOT_POOL
@@ -70,8 +70,8 @@ class RightsTarget(NamedTuple):
 
 
 def find_target(state: State, name: str, tree: str = "") -> RightsTarget:
-    """The object that a text names: ``tree:NAME``, a path, an operation's id or ``*alias``, or a pool of ``tree`` ("" =
-    the default one). Raises CommandError with code RESOLVE."""
+    """Return the object that a text names: ``tree:NAME``, a path, an operation's id or ``*alias``, or a pool of
+    ``tree`` ("" = the default one). Raises CommandError with code RESOLVE."""
     if name.startswith(("//", "#")):
         return find_path_target(state, parse_ypath(name))
     kind, _, rest = name.partition(":")
@@ -99,7 +99,7 @@ def _find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def find_path_target(state: State, path: YPath) -> RightsTarget:
-    """The object whose access list applies to a path of the ``yt`` protocol. Raises CommandError."""
+    """Return the object whose access list applies to a path of the ``yt`` protocol. Raises CommandError."""
     config = state.config
     if path.root != "/":
         wanted = path.root.removeprefix("#")
@@ -120,7 +120,7 @@ def find_path_target(state: State, path: YPath) -> RightsTarget:
 
 
 def check_question(rights: Rights, target: RightsTarget, about: str) -> None:
-    """Check that the user may know another user's rights. Raises CommandError with code ACCESS_DENIED."""
+    """Check that the user may ask for another user's rights. Raises CommandError with code ACCESS_DENIED."""
     if target.operation is not None:
         verdict = rights.on_operation(target.operation, "administer")
     else:
@@ -134,7 +134,7 @@ def check_question(rights: Rights, target: RightsTarget, about: str) -> None:
 
 
 def judge_action(state: State, rights: Rights, action: str, target: RightsTarget) -> Verdict:
-    """Whether a user may do something: a permission, or a word of the command line. Raises CommandError."""
+    """Decide whether a user may do what a permission or a word of the command line names. Raises CommandError."""
     verdicts = [need.verdict(rights) for need in _needs_of(state, rights, action.replace("-", "_"), target)]
     refused = next((verdict for verdict in verdicts if not verdict.allowed), None)
     reasons = dict.fromkeys(verdict.because for verdict in verdicts)
@@ -179,7 +179,7 @@ def _remove(_: State, target: RightsTarget) -> Any:
 
 
 def _move(state: State, target: RightsTarget) -> Any:
-    """The command that moves a pool: whether it is allowed depends on the destination."""
+    """Return the command that moves a pool, because the destination, too, decides whether it is allowed."""
     if target.pool == ROOT_POOL:
         return Need("administer")
     parent = state.config.trees[target.tree].pools[target.pool].parent
@@ -194,17 +194,17 @@ _COMMANDS: Final[Mapping[str, Callable[[State, RightsTarget], Any]]] = {
     "move": _move,
     "show": lambda _, target: Need("read", target.tree, target.pool),
 }
-"""Words of the command line for pools and trees -> the right that each needs, or the command it carries out."""
+"""Words of the command line for pools and trees -> the right that each needs, or the command that it sends."""
 
 
 def explain_pool_permissions(rights: Rights, pool: PoolElement) -> dict[str, str]:
-    """Permission -> "" if the user has it on a pool (for its root: on the tree), else the reason why not."""
+    """Return permission -> "" if the user has it on a pool (the root: on the tree), else the reason why not."""
     name = explicit_pool(pool)
     return _reasons((wanted, rights.on_pool(pool.tree.name, name, wanted)) for wanted in POOL_PERMISSIONS)
 
 
 def explain_operation_permissions(rights: Rights, record: OperationRecord) -> dict[str, str]:
-    """Permission -> "" or the reason why not, for an operation; ``administer``: of the operation's access list."""
+    """The same for an operation. Its ``administer`` is the right to change the operation's own access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
 
@@ -213,7 +213,7 @@ def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
 
 
 def list_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
-    """The entries for a pool in the access lists of the pools above it, and of the tree."""
+    """Return the entries that a pool inherits from the access lists of the pools above it and of the tree."""
     entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
     return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
 
@@ -229,7 +229,7 @@ def encode_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:
-    """The record for a reader who may not see its secrets: HIDDEN replaces the environment."""
+    """Return the record for a reader who may not see its secrets: HIDDEN replaces the environment."""
     tasks = tuple(_without_secrets(task) for task in record.tasks)
     return msgspec.structs.replace(record, tasks=tasks, spec=without_secrets(record.spec))
 
@@ -240,7 +240,7 @@ def _without_secrets(task: Task) -> Task:
 
 
 def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A dictionary, including nested ones, without SECRETS in any spelling."""
+    """Return a copy of a dictionary where HIDDEN replaces SECRETS, at any depth and in any spelling."""
     shown: dict[str, Any] = {}
     for key, value in table.items():
         if str(key).replace("-", "_") in SECRETS:

@@ -19,7 +19,7 @@ from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revisi
 
 
 class TreeView(View, frozen=True):
-    """A pool tree. ``attributes``: as they were set. ``errors``: problems that the tree's last update worked around.
+    """A pool tree. ``attributes``: as they were set. ``errors``: problems in spite of which the tree was last updated.
 
     ``resource_usage`` is allocated to the running jobs: for CPU their limits now, not the measured usage. ``may``:
     permission (use, modify_children, write, administer) -> "" if the user has it, else why not."""
@@ -46,7 +46,7 @@ class TreeView(View, frozen=True):
     errors: list[str]
     may: dict[str, str]
     budgets: list[BudgetView]
-    """Budgets of pools and of users; a user who is not an administrator sees no other users."""
+    """Budgets of pools and of users; users who are no administrators see only their own."""
 
 
 class TreeList(View, frozen=True):
@@ -59,13 +59,13 @@ class TreeList(View, frozen=True):
 class PoolView(View, frozen=True):
     """A pool (explicit, ephemeral or the root), as of the last fair-share update.
 
-    ``attributes`` as they were set. ``weight`` null: not set. ``usage``: allocated to the pool's running jobs, for CPU
+    ``attributes``: as they were set. ``weight`` null: not set. ``usage``: allocated to the pool's running jobs: for CPU
     their limits now, not the measured usage. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant resource,
     which ``fair_share_resource`` and ``usage_resource`` name: CPU unless another has a larger share.
-    ``strong_guarantee``: after the scaling of an overcommitted cluster. ``volume``: accumulated by an integral pool,
+    ``strong_guarantee``: scaled down if the cluster is overcommitted. ``volume``: accumulated by an integral pool,
     resource times seconds. ``waiting``: demand of operations that are not admitted, in addition to ``demand``.
-    ``starves_in_s``: null while the pool has its share, 0 while it starves. ``cpu_seconds``: used by its jobs since the
-    start of this scheduler. ``reclaimed_cpu_seconds``: requested, but not available to these jobs.
+    ``starves_in_s``: null while the pool gets its share, 0 while it starves. ``cpu_seconds``: used by its jobs since
+    this scheduler started. ``reclaimed_cpu_seconds``: requested, but not available to these jobs.
     ``ordered_cpu_seconds``: what the jobs could have used without their agents (semantics.md 1.7).
     ``throttled_cpu_seconds``: time for which a quota throttled their threads; ``late_cpu_seconds``: the part of this
     time in which an agent kept the limit below the request."""
@@ -104,16 +104,16 @@ class PoolView(View, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     may: dict[str, str]
-    """Permissions as in a tree; empty in lists, because GET .../rights returns those of all pools."""
+    """Permissions as in a tree; empty in lists, because GET .../rights returns the rights on all pools."""
     state_text: str
-    """Whether the pool starves, or why not although below its guarantee; "" in lists and for the root."""
+    """Whether the pool starves or, if it is below its guarantee, why it does not; "" in lists and for the root."""
     budget: BudgetView | None
     inherited_acl: list[InheritedEntry]
     """Entries that apply in addition to the pool's own ``acl``; empty in lists."""
 
 
 class TreeFile(View, frozen=True):
-    """A tree in the form of a file: options that are set, pools depth first. ``revision`` changes with the tree."""
+    """A tree in the form of a tree file: options that are set, pools depth first. ``revision`` changes when it does."""
 
     tree: str
     revision: str
@@ -153,7 +153,7 @@ def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
 
 
 def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
-    """Return the budgets of a tree that the user may see, sorted by the spent fraction, the largest first."""
+    """Return a tree's budgets that the user may see, the one with the largest spent fraction first."""
     found = [view_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
     mine = [each for each in found if each.kind == "pool" or rights.user.admin or each.name == rights.user.name]
     return sorted(mine, key=lambda each: (-each.spent_core_hours / max(each.core_hours, 1e-9), each.name))
@@ -169,7 +169,7 @@ def view_trees(rights: Rights, now: float) -> TreeList:
 
 
 def find_pool(tree: Tree, name: str) -> PoolElement:
-    """The pool of that name, also an ephemeral one or ``<Root>``. Raises CommandError with code RESOLVE."""
+    """Return the pool of that name, also an ephemeral one or ``<Root>``. Raises CommandError with code RESOLVE."""
     if name == ROOT_POOL:
         return tree.root
     pool = tree.pools.get(name)
@@ -179,7 +179,7 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def view_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> PoolView:
-    """A pool; without ``rights`` the view has no permissions."""
+    """Return a pool's view; without ``rights`` it contains no permissions."""
     return make_view(
         PoolView,
         pool,
@@ -197,12 +197,12 @@ def view_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
 
 
 def view_pools(tree: Tree, now: float) -> PoolList:
-    """The root and all pools of a tree, depth first, siblings by name."""
+    """Return views of the root and all pools of a tree, depth first, siblings by name."""
     return PoolList(tree.name, [view_pool(pool, now) for pool in walk_pools(tree.root)])
 
 
 def walk_pools(top: PoolElement) -> Iterator[PoolElement]:
-    """``top`` and the pools below it, depth first, siblings by name."""
+    """Yield ``top`` and the pools below it, depth first, siblings by name."""
     stack = [top]
     while stack:
         pool = stack.pop()

@@ -19,9 +19,9 @@ from cpumond.scheduler.service import Scheduler
 
 
 async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
-    """Record in the audit log that a user was refused ``what`` for lack of rights, unless that is recorded already.
+    """Record in the audit log that a user lacked the right to ``what``, unless the refusal is recorded already.
 
-    ``facts``: fields of Event about the subject."""
+    ``facts``: fields of Event that name the object of the request."""
     if not is_denied(error) or getattr(error, "is_recorded", False):
         return
     if isinstance(error, CpumondError):
@@ -34,15 +34,15 @@ async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exc
 
 
 async def record_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
-    """Record a refused request in the audit log, with the user in the state of the request if known.
+    """Record a refused request in the audit log, with its user as far as the request's state shows the user.
 
-    A reading client without a token is asked for one, and nothing is recorded."""
+    A client that only reads and sent no token is asked for one; that is not recorded."""
     user = getattr(request.state, "user", None)
     if user is None:
         shows_token = any(name in request.headers for name in ("authorization", PROXY_TOKEN, SESSION_KEY))
         if request.method in ("GET", "HEAD") and not shows_token:
             return
-        # A token that has ended still names its user.
+        # A token that is no longer valid still names its user.
         name = str(error.attributes.get("user", "")) if isinstance(error, CommandError) else ""
         user = User(name, origin=request.client.host if request.client is not None else "")
     names = {

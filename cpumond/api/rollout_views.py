@@ -18,7 +18,7 @@ ANYWHERE = ("0.0.0.0", "[::]", "*", "")  # noqa: S104 - to compare with
 
 class AgentView(View, frozen=True):
     """The agent of a node. ``about``: null for older agents, which report nothing about themselves. ``told``: the
-    highest level that the stages of a roll-out allow the agent; it applies if ``about.may_set_mode``."""
+    highest level that a roll-out's stages allow; it applies only if ``about.may_set_mode``."""
 
     id: str
     address: str
@@ -37,7 +37,7 @@ class Fleet(View, frozen=True):
 
 
 class CanaryView(View, frozen=True):
-    """Observations of a canary. ``late_cores``: mean per host in the last of ``checks``; all others are totals."""
+    """Observations of a canary. ``late_cores``: mean per host in the last of ``checks``; the rest are totals."""
 
     checks: int
     late_cores: float
@@ -47,8 +47,8 @@ class CanaryView(View, frozen=True):
 
 
 class StageView(View, frozen=True):
-    """A stage. ``host_count``: number of nodes that match its filter now. ``reached``: number of these nodes that
-    comply, as far as their own configuration allows."""
+    """A stage. ``host_count``: number of nodes that match its filter now. ``reached``: number of these nodes that are
+    at the stage's level, or at the highest that their configuration allows."""
 
     stage: Stage
     host_count: int
@@ -98,8 +98,8 @@ def _view_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
 
 
 def view_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
-    """Targets of registered agents; those that listen only for their own host are left out, unless everything runs on
-    one machine (``with_loopback``)."""
+    """Return the targets of registered agents. Agents that listen only on loopback are left out, unless everything runs
+    on one machine (``with_loopback``)."""
     found = []
     for name, node in sorted(state.nodes.items()):
         about = node.about

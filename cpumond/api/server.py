@@ -69,7 +69,7 @@ def make_app(
                 bodies,
                 partial(record_refused_request, scheduler),
             ),
-            # Without token and host check, because these are the package's files, without data.
+            # No check of token and host: these are the package's files, without any data.
             *make_web_routes("scheduler.html"),
         ],
         middleware=[
@@ -92,7 +92,7 @@ DATA_HEADERS: Final = (
 
 
 class DataHeaders:
-    """Adds those DATA_HEADERS that a response lacks; no browser then keeps the response or guesses its type."""
+    """Adds the DATA_HEADERS that a response lacks, so that no browser stores the response or guesses its type."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -109,9 +109,9 @@ class DataHeaders:
 
 
 class SlashesInNames:
-    """Keeps encoded slashes in names: they do not separate parts of a path.
+    """Keeps slashes that are encoded, because they belong to names and do not separate parts of a path.
 
-    The server passes the path decoded; here it is decoded again, with ``json.routes.SLASH`` for each ``%2F``."""
+    The server decodes a path completely; here the original is decoded, with ``json.routes.SLASH`` for each ``%2F``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,9 +1,9 @@
-"""A browser's session: a user's token in two halves of random bytes; only both together are the token.
+"""A browser's session: a user's token, split into two halves of random bytes; only both together give the token.
 
-One half is a cookie that no script can read. Browsers send a cookie to every port of a host, so the other half stays
-with the page's scripts, whose storage belongs to one port, and comes as a header. Neither half reveals anything about
-the token except its length, and no page of another origin can send the header. The server stores nothing: each request
-carries the token, so the session ends with it, and every scheduler on the same store accepts it."""
+One half is a cookie that no script can read. Browsers send a cookie to every port of a host. So the other half stays
+with the page's scripts, whose storage belongs to one port; they send it as a header. Neither half reveals anything
+about the token except its length, and no page of another origin can send the header. The server stores nothing: each
+request carries the token, so the session ends with it, and every scheduler on the same store accepts it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
 
 SESSION_KEY: Final = "x-cpumond-session"
-"""The header with the page's half."""
+"""The header in which the page sends its half."""
 
 MAX_TOKEN: Final = 1024
-"""Maximum bytes of a token that signs in: browsers drop cookies of more than 4096."""
+"""Maximum bytes of a token that signs in, because browsers drop cookies of more than 4096 bytes."""
 
 _PORT: Final = re.compile(r":([0-9]{1,5})\Z")
 
 
 class BrowserSession(View, frozen=True):
-    """``key``: the page's half, for the header X-Cpumond-Session; the other half is in the response's cookie."""
+    """``key``: the half that the page sends in X-Cpumond-Session; the response sets the other half as a cookie."""
 
     user: str
     key: str
 
 
 def begin_session(request: Request, user: User) -> Response:
-    """The session of the token in the Authorization header, which is ``user``'s. Raises CommandError without one."""
+    """Begin a session with ``user``'s token, which is in the Authorization header. Raises CommandError without one."""
     token = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")
     if not user.token_id or not 0 < len(token) <= MAX_TOKEN:
         raise CommandError(f"sign in with a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")
@@ -68,12 +68,12 @@ def _mix(one: bytes, other: bytes) -> bytes:
 
 
 def _name_cookie(request: Request) -> str:
-    """The cookie's name, which contains the port, because schedulers on one host would overwrite each other's."""
+    """Return the cookie's name, with the port: else schedulers on one host would overwrite each other's cookies."""
     port = _PORT.search(request.headers.get("host", ""))
     return f"cpumond-session-{port[1] if port else ''}"
 
 
 def _set_cookie(request: Request, answer: Response, value: str, max_age_s: int | None = None) -> None:
-    # If a proxy terminates TLS, the browser's Origin shows it.
+    # If TLS ends at a proxy, only the browser's Origin shows TLS.
     is_tls = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
     answer.set_cookie(_name_cookie(request), value, max_age_s, secure=is_tls, httponly=True, samesite="strict")

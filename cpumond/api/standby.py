@@ -28,7 +28,7 @@ METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
 
 
 def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Metrics) -> Starlette:
-    """The application of a standby whose own address is ``address``, and of a leader before its first update."""
+    """Make the application for a standby with the address ``address``, and for a leader before its first update."""
 
     async def healthz(_: Request) -> Response:
         return _send_health(view(), 200)

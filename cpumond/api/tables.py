@@ -1,7 +1,7 @@
 """All pools of a tree as one compact table. Pure.
 
-Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six decimals,
-which is more than a page shows and saves two thirds of the bytes."""
+Amounts are cores, shares are fractions of the tree's dominant resource, volumes are share-seconds. All are rounded to
+six decimals: more than a page shows, but a third of the bytes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ COLUMNS: Final = (
 class PoolRows(View, frozen=True):
     """All pools of a tree as rows of ``columns``, depth first, siblings by name, the root first.
 
-    ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
-    integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
-    strong guarantee and the flow of an integral one. ``..._resource``: the resource of a ratio, null for CPU.
-    ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's."""
+    ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: the pool
+    is not integral. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
+    strong guarantee plus an integral pool's flow. ``..._resource``: the resource of the ratio of that name, null for
+    CPU. ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's."""
 
     tree: str
     update: int
@@ -44,17 +44,17 @@ class PoolRows(View, frozen=True):
 
 
 class CoreSums:
-    """Cores that the jobs of each pool's subtree requested, and used in their last check.
+    """Cores that the jobs in each pool's subtree requested, and cores that they used as last reported.
 
-    Added up in parts, ``add`` for some of a tree's operations at a time and ``finish`` at the end, because there may be
-    very many jobs, and heartbeats must not wait for all of them. A usage that a node has not reported counts as 0."""
+    They are added up in parts: ``add`` is called for some of a tree's operations at a time, and ``finish`` at the end,
+    so that heartbeats need not wait for very many jobs. A usage that no node has reported counts as 0."""
 
     def __init__(self) -> None:
         self.ordered: dict[str, float] = {}
         self.used: dict[str, float] = {}
 
     def add(self, elements: Iterable[OperationElement]) -> None:
-        """Add the jobs of some operations to the pools of these operations, and not yet to the pools above."""
+        """Add the jobs of some operations to these operations' own pools, but not yet to the pools above."""
         for element in elements:
             # Like ``elements.used_now``; inlined, because it runs for every job.
             ordered = used = 0.0
@@ -81,13 +81,13 @@ class CoreSums:
 
 
 def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolRows:
-    """The table of a tree's pools as of its last update."""
+    """Return the table of a tree's pools as of the tree's last update."""
     pools = list(walk_pools(tree.root))
     depths = {"": -1}
     for pool in pools:
         depths[pool.name] = depths["" if pool.parent is None else pool.parent.name] + 1
     by_name: dict[str, dict[str, Any]] = {"depth": depths, "ordered_cores": cores.ordered, "used_cores": cores.used}
-    # A column at a time: there may be thousands of pools.
+    # Make one column at a time, because there may be thousands of pools.
     given = {name: [values.get(pool.name, 0.0) for pool in pools] for name, values in by_name.items()}
     for name, read in figures.SHARES.items():
         shares = [read(pool) for pool in pools]
@@ -112,5 +112,5 @@ _ROUNDED: Final = [name.endswith(("_ratio", "_cores")) or name in ("volume", "ca
 
 
 def _round(values: Iterable[float | None]) -> list[float | None]:
-    """Rounded values, without the ".0" of whole numbers."""
+    """Return rounded values; whole numbers become integers, which are written without ".0"."""
     return [value if value is None else int(value) if value.is_integer() else round(value, DIGITS) for value in values]

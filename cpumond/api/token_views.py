@@ -13,8 +13,8 @@ from cpumond.scheduler.rights.users import Role, User
 class TokenView(View, frozen=True):
     """A token by its id. Times are seconds since 1970, null if there is none.
 
-    ``state``: whether it is valid, and if not, why; ``orphaned``: the token with which it was created (``made_with``)
-    is no longer valid. ``source``: the store, or the scheduler's token file, which contains no further facts."""
+    ``state``: whether it is valid, and if not, why; "orphaned": it was created with another token (``made_with``) that
+    is no longer valid. ``source``: the store or the scheduler's token file; only the store has all facts."""
 
     id: str
     user: str
@@ -33,7 +33,7 @@ class TokenView(View, frozen=True):
 
 
 class TokenList(View, frozen=True):
-    """The tokens of the user, or all for an administrator: first those of the file, then the others, oldest first."""
+    """The user's tokens (for an administrator, all): first those of the file, then those of the store, oldest first."""
 
     tokens: list[TokenView]
 

@@ -1,4 +1,4 @@
-"""Requests begin a few at a time: thousands that arrive together must not keep the nodes' heartbeats waiting."""
+"""Requests begin a few at a time: if thousands arrive together, the nodes' heartbeats must not wait for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) 
 class Turns:
     """Makes every request wait for its turn, except those of ``AT_ONCE``.
 
-    The scope of a request has ``take_turn``, which is called when the request begins. While a request waits, its scope
-    has ``turn``, a future: True if the request shall begin, False if it is over already."""
+    ``take_turn`` in the scope of a request is called when the request begins. ``turn`` in the scope of a waiting
+    request is a future: it becomes True when the request may begin, False when the request is over already."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -44,7 +44,7 @@ def _once(compute: Callable[[UpdatedTree, K], V]) -> Callable[[UpdatedTree, K], 
 
 
 class UpdatedTree:
-    """A tree and its last update, with values that several attributes need. Each request makes its own."""
+    """A tree and its last update, with values that several attributes need. Each request makes its own object."""
 
     def __init__(self, tree: Tree, result: UpdateResult | None) -> None:
         self.tree = tree
@@ -64,7 +64,7 @@ class UpdatedTree:
 
     @_once
     def limits(self, element: Element) -> Vector:
-        """``set_limits``, but at most the capacity of the nodes that the element may use (2.13); infinite if none."""
+        """``set_limits``, but at most the capacity of the nodes that the element may use (2.13); infinite: no limit."""
         limits = self.set_limits(element)
         return limits if element.fitting is None else least(limits, element.fitting.total)
 
@@ -83,7 +83,7 @@ class UpdatedTree:
 
     @_once
     def limited_demand(self, element: Element) -> Vector:
-        """Demand capped by the limits, in absolute amounts; each child's demand is capped before the sum (2.5)."""
+        """Demand capped by the limits, in absolute amounts; a pool's is the sum over children, each capped so (2.5)."""
         demand = element.demand
         if isinstance(element, PoolElement):
             below: list[Element] = [*element.children.values(), *element.operations.values()]
@@ -100,7 +100,7 @@ class UpdatedTree:
         return burst, flow
 
     def satisfaction(self, element: Element) -> float:
-        """``satisfaction_ratio``. Of a pool: the lowest of its running operations, or its own value if none runs."""
+        """``satisfaction_ratio``; of a pool, the lowest of its running operations', or its own value if none runs."""
         found = self._least_below(element) if isinstance(element, PoolElement) else None
         return placement.satisfaction(element) if found is None else found
 
@@ -124,10 +124,10 @@ class UpdatedTree:
         return guaranteed_shares(tree)
 
     def guaranteed(self, element: Element) -> Vector:
-        """The share left to the element if its siblings, and the siblings of the pools above it, want everything.
+        """The share that is left to the element if its siblings, and those of the pools above it, want everything.
 
-        It is the strong guarantee, plus a part, by weight, of those resources of the parent that no sibling's guarantee
-        covers; pending operations take no part."""
+        It is the strong guarantee, plus a part, by weight, of what the children's guarantees leave of the parent's
+        share; pending operations do not count."""
         if element.parent is None:
             return share(self.total, self.total)
         if element not in self._guaranteed_shares:
@@ -164,7 +164,7 @@ class UpdatedTree:
         return sum_vectors([node.counted_capacity for node in tree.nodes.values() if node.is_online])
 
     def scheduling_index(self, element: OperationElement) -> int:
-        """Return the place of an operation among those that run in the tree, in the order of service; else -1."""
+        """Return an operation's place in the order of service of all running operations of the tree; -1 if pending."""
         return self._order_of_service(self.tree).get(element, -1)
 
     @_once
@@ -173,7 +173,7 @@ class UpdatedTree:
         return {each: index for index, each in enumerate(running)}
 
     def slot_index(self, element: OperationElement) -> int:
-        """Return the place of an operation among those of its pool, by their arrival."""
+        """Return the place of an operation among all operations of its pool, in the order of their arrival."""
         assert element.parent is not None
         return self._order_of_arrival(element.parent).get(element, -1)
 
@@ -188,11 +188,11 @@ class UpdatedTree:
 
 
 def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
-    """Divide ``amount`` by weight, no part larger than its entry in ``rooms``; the remainder goes to other parts."""
+    """Divide ``amount`` by weight. No part exceeds its entry in ``rooms``; what it cannot take goes to other parts."""
     parts = [0.0] * len(weights)
     left = sum(weights)
     for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
-        part = weights[n] / max(left, weights[n])  # small weights may be lost in the sum
+        part = weights[n] / max(left, weights[n])  # a small weight may vanish in the sum
         parts[n] = max(min(rooms[n], amount * part), 0.0)
         amount -= parts[n]
         left -= weights[n]
@@ -206,7 +206,7 @@ def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
 
 
 def look_once(results: Results) -> LookAt:
-    """Return a function that makes each tree with its last update only once; its operations share computed values."""
+    """Return a function that makes only one UpdatedTree of each tree, so that its operations share computed values."""
     known: dict[str, UpdatedTree] = {}
 
     def look_at(tree: Tree) -> UpdatedTree:

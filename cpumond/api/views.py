@@ -1,8 +1,8 @@
 """Operations and jobs in the JSON API: values that msgspec writes, made from live elements. Pure.
 
-Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
-``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. Times of
-starvation follow semantics.md 6.2, places in the queue section 3.3."""
+Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a resource that is missing in
+``limits`` has no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. Times
+of starvation follow semantics.md 6.2, places in the queue follow section 3.3."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ V = TypeVar("V", bound="OperationView")
 
 
 class OperationInTree(View, frozen=True):
-    """An operation in one of its trees. ``queue_place``: from 1 on while the operation is pending there. Other fields
-    are as in a pool: ``usage`` is allocated to the operation's jobs."""
+    """An operation in one of its trees. ``queue_place``: counted from 1, while the operation is pending there. Other
+    fields are as in a pool: ``usage`` is what is allocated to the operation's jobs."""
 
     pool: str
     is_running: bool
@@ -92,11 +92,11 @@ class OperationInTree(View, frozen=True):
     why: str = ""
     """The cause as a sentence."""
     scheduling_tag_filter: str = ""
-    """The operation's own filter that is in force now."""
+    """The operation's own filter in force now."""
 
 
 class JobTotals(View, frozen=True):
-    """Jobs of an operation: how many are requested, active and still to be started, and how the ended ones ended."""
+    """Numbers of an operation's jobs: requested, active, still to be started, and ended by each outcome."""
 
     total: int
     active: int
@@ -129,8 +129,8 @@ class OperationView(View, frozen=True):
     alias: str
     state: OperationState
     shown_state: ShownState
-    """``state`` as shown to users: an operation that runs without a job is shown as waiting, and one that no node can
-    hold as unable to start."""
+    """``state`` as shown to users: a running operation without jobs is shown as waiting or, if no node can hold one of
+    its jobs, as unable to start."""
     suspended: bool
     start_time: float
     finish_time: float | None
@@ -139,11 +139,11 @@ class OperationView(View, frozen=True):
     jobs: JobTotals
     trees: dict[str, OperationInTree]
     forecast: ForecastTimes | None
-    """Latest forecast of the start and end; null before the first, and if it ended or cannot start."""
+    """Latest forecast of start and end; null before the first forecast, and if the operation ended or cannot start."""
 
 
 class OperationDetails(OperationView, frozen=True):
-    """An operation with its specification. ``spec`` as given; ``alerts``: sentences about impossible demands and about
+    """An operation with its specification. ``spec``: as given; ``alerts``: sentences about impossible demands and about
     options without effect.
 
     ``may``: permission -> "" if the user has it, else why not. Without ``read_secrets`` ``environment_hidden`` replaces
@@ -162,11 +162,11 @@ class OperationDetails(OperationView, frozen=True):
     time_limit: float | None
     job_cpu_monitor: dict[str, Any]
     incarnations: list[Incarnation]
-    """With ``gang_options``: the first and the latest incarnations, the present one last (7.5)."""
+    """With ``gang_options``: the first incarnations and the latest ones, the present one last (7.5)."""
     retried: list[str]
-    """What the retry policy did about the latest failures, in sentences, the newest last (3.9)."""
+    """Sentences on what the retry policy did about the latest failures, the newest last (3.9)."""
     next_retry: float | None
-    """When the next job that waits for its retry is started again, in seconds since 1970."""
+    """Seconds since 1970 at which the next of the jobs that wait for a retry is started again."""
     spec: dict[str, Any]
     acl: list[AccessEntry]
     may: dict[str, str]
@@ -177,9 +177,9 @@ class OperationDetails(OperationView, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     lost_core_seconds: float
-    """Core-seconds of work that these jobs lost by preemption (6.9)."""
+    """Core-seconds of work that the operation's jobs lost by preemption (6.9)."""
     over_reserve_count: int = 0
-    """Jobs that use more memory than they reserve (8.1)."""
+    """Number of jobs that use more memory than they reserve (8.1)."""
 
 
 class OperationList(View, frozen=True):
@@ -199,15 +199,15 @@ PREEMPTIBILITY: Final = {
 
 
 class JobView(JobFigures, frozen=True):
-    """A job, active or ended. ``preemptibility``: "" if the job is not active. ``preemption``: why it was stopped.
+    """A job, active or ended. ``preemptibility``: "" if the job is not active. ``preemption``: why it was preempted.
 
     ``class`` is set at the start (1.10): "reclaimed" runs on CPU that other jobs requested, and is preempted first when
-    they need it back. ``has_ceiling``: whether the job's cgroup has a quota, at most ``cpu_limit``
+    these need it back. ``has_ceiling``: whether the job's cgroup has a quota, at most ``cpu_limit``
     (``set_container_cpu_limit``). ``backfill_until``: expected end of a job that uses resources reserved for a gang,
     null for others. ``spared_until``: until when ``min_run_time`` protects an active job from preemption, null if it
     does not. ``checkpoint_at``: the last checkpoint, by the node's clock. ``cookie``: place in the task (7.4), -1 if a
-    version without cookies started the job. ``incarnation`` and ``gang_rank``: with ``gang_options`` (7.5), -1 without
-    a rank.
+    version without cookies started the job. ``incarnation`` and ``gang_rank``: only with ``gang_options`` (7.5); the
+    rank is -1 if there is none.
 
     ``node`` equals ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the node has
     reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage`` of the
@@ -230,7 +230,7 @@ class JobView(JobFigures, frozen=True):
     reason: str = ""
     max_memory: int | None = None
     memory_reserve: int = 0
-    """Bytes that are reserved for the job; 0: the whole ``memory_limit`` of its task."""
+    """Bytes that are reserved for the job; 0 means the whole ``memory_limit`` of its task."""
     preemption: PreemptionRecord | None = None
     node: str = ""
     cgroup: str = ""
@@ -286,11 +286,11 @@ def view_operation_details(rights: Rights, record: OperationRecord, now: float) 
 
 
 def living_jobs(state: State, operation_id: str) -> list[Job]:
-    """The active jobs of an operation, and stopping ones, which may not have ended yet."""
+    """Return an operation's active jobs, and its stopping ones, which may still run."""
     live = state.operations.get(operation_id)
     active = () if live is None else live.elements.values()
     jobs = [job for element in active for job in element.jobs.values()]
-    # Stopping jobs are no longer in any operation's list.
+    # Operations no longer list jobs that are stopping.
     stopping = (job for node in state.nodes.values() for job in node.stopping.values())
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
@@ -304,7 +304,7 @@ def _view_record(
     looks: dict[Tree, Causes] | None = None,
     **more: Any,
 ) -> V:
-    """Return the view of an operation. ``looks``: tree -> its causes, shared by operations that are shown together."""
+    """Return an operation's view. ``looks``: tree -> causes of waiting, shared by operations shown together."""
     live = state.operations.get(record.id)
     looks = {} if looks is None else looks
     trees = {} if live is None else {name: _in_tree(each, now, places, looks) for name, each in live.elements.items()}
@@ -326,7 +326,7 @@ def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
     live, found = state.operations.get(operation_id), state.forecasts.get(operation_id)
     if live is None or found is None:
         return None
-    # The forecast may be older than the operation's first job.
+    # The operation may have started its first job since the forecast.
     has_started = live.active_job_count or state.finished_jobs.get(operation_id)
     times = {"start_p10": None, "start_p50": None, "start_p90": None} if has_started else {}
     return make_view(ForecastTimes, found, **times)
@@ -375,9 +375,9 @@ def find_operations(
     rights: Rights, *, sort: OperationOrder = "start_time", descending: bool = True, cause: str = "",
     causes: Mapping[str, Causes] = {}, **filters: Any,
 ) -> list[OperationRecord]:  # fmt: skip
-    """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started first.
+    """Return the operations that ``choose_records`` finds by ``filters``, sorted; of equal ones the last started first.
 
-    ``cause``: only operations that wait for this cause (as in ``causes``) in one of their trees, or have this state."""
+    ``cause``: only operations that wait for this cause (a key in ``causes``) in some tree, or ended in this state."""
     state, chosen = rights.state, choose_records(rights, **filters)
     if cause:
         chosen = [record for record in chosen if cause in causes_of(state, record, causes)]
@@ -391,7 +391,7 @@ def cut_operations(
     state: State, found: Sequence[OperationRecord], limit: int, cursor: str, sort: OperationOrder, descending: bool,
     offset: int = 0,
 ) -> tuple[Sequence[OperationRecord], str | None]:  # fmt: skip
-    """A page of the operations that ``find_operations`` returned in that order; see ``cut_page``."""
+    """Return a page of the operations that ``find_operations`` returned in this order; see ``cut_page``."""
     order = _order_of(state, sort)
 
     def precedes(one: Any, other: Any) -> bool:
@@ -415,10 +415,10 @@ def choose_records(
     rights: Rights, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
     texts: SearchTexts | None = None,
 ) -> list[OperationRecord]:  # fmt: skip
-    """Live and finished operations that may be read and match all filters ("" matches all), live ones first.
+    """Return operations that the user may read and that match all filters ("" matches all), live ones first.
 
     ``operation_state`` "live" is pending or running. ``search`` is looked for in id, title, alias, user and names of
-    pools, ignoring case; ``texts`` is a cache of these."""
+    pools, ignoring case; ``texts`` caches the texts to search."""
     readable = rights.readable(list_records(rights.state))
     if not (operation_state or user or tree or pool or search):
         return readable
@@ -460,7 +460,7 @@ class SearchTexts:
     """Texts for the search of operations: their names in lower case, each on its own line.
 
     Texts are kept per record, because there may be very many records and an open page searches them every few seconds.
-    A record that is replaced gets a new text."""
+    If a record is replaced, its text is made again."""
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[OperationRecord, str]] = {}
@@ -485,7 +485,7 @@ class SearchTexts:
 
 
 def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord], Any]:
-    """The sort key of operations; finished ones have no jobs and no share."""
+    """Return a function from a record to its sort key; finished operations count as without jobs and share."""
     living = state.operations
     if sort == "jobs":
         return lambda record: living[record.id].active_job_count if record.id in living else 0
@@ -512,7 +512,7 @@ def _find_places(state: State, records: Iterable[OperationRecord]) -> Places:
 
 
 def list_jobs(state: State, record: OperationRecord) -> list[Job | JobRecord]:
-    """The jobs of an operation, active and ended."""
+    """Return an operation's jobs, active, stopping and ended."""
     living = living_jobs(state, record.id)
     known = {job.id for job in living}
     return living + [job for job in state.finished_jobs.get(record.id, {}).values() if job.id not in known]
@@ -534,12 +534,12 @@ def view_jobs(
 
 
 def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:
-    """The sort key of listed jobs; jobs of one heartbeat stay in the order in which they were chosen."""
+    """Return a job's sort key in lists; jobs of one heartbeat keep the order in which they were chosen."""
     return job.start_time, job.sequence, job.id
 
 
 def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
-    """A job of an operation, active or ended. Raises CommandError."""
+    """Return a job of an operation, active or ended. Raises CommandError."""
     job = state.jobs.get(job_id)
     if job is not None and job.element.operation.id == record.id:
         return view_job(job)
@@ -554,7 +554,7 @@ class BothSpecifications(View, frozen=True):
     YTsaurus' names.
 
     ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
-    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: values that it cannot know."""
+    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: values not known here."""
 
     id: str
     provided: dict[str, Any]
@@ -563,7 +563,7 @@ class BothSpecifications(View, frozen=True):
 
 
 def view_specification(state: State, record: OperationRecord) -> BothSpecifications:
-    """Data of the tabs Specification and Resulting specification of an operation's page."""
+    """Return the data of the tabs Specification and Resulting specification on an operation's page."""
     found = resulting.resulting_specification(record, state.operations.get(record.id))
     found["job_cpu_monitor_sources"] = resulting.monitor_sources(record.job_cpu_monitor)
     return BothSpecifications(record.id, record.spec, found, resulting.NOTE)
@@ -614,13 +614,13 @@ class Done(View, frozen=True):
 
 
 class Taken(View, frozen=True):
-    """A node's message has arrived; ``is_wanted`` false: no request waits for it any more."""
+    """A node's message has arrived; ``is_wanted``: false if no request waits for the message any more."""
 
     is_wanted: bool
 
 
 class Failure(View, frozen=True):
-    """A request that was refused; nothing was changed. ``code`` as in YTsaurus."""
+    """A request that was refused; nothing was changed. ``code``: as in YTsaurus."""
 
     error: str
     code: int

@@ -274,7 +274,7 @@ def test_parameters_arrive_in_any_dress(served):
             'Error parsing request: header X-YT-Parameters: expected a value, not "}" at offset 6'
         )
         listed = http.get("/api/v4/exists", headers={"X-YT-Parameters": "[]"})
-        assert "header X-YT-Parameters: the parameters are a map" in listed.json()["message"]
+        assert "header X-YT-Parameters: the parameters must be a map" in listed.json()["message"]
 
 
 def test_bodies_arrive_in_pieces_and_packed(served):
@@ -290,7 +290,7 @@ def test_bodies_arrive_in_pieces_and_packed(served):
         answer = http.put(target, content=b" ")
         assert "set: the body of the request must be the value, and is empty" in answer.json()["message"]
         answer = http.put("/api/v4/multiset_attributes?path=//sys/pools/@", content=b"[]")
-        assert "the value is a map of attributes" in answer.json()["message"]
+        assert "the value must be a map of attributes" in answer.json()["message"]
     assert [request.value for request in served.toy.seen] == [{"a": 5}, {"b": 6}]
 
 

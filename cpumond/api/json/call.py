@@ -57,10 +57,10 @@ class Shared:
     groups: Kept[tuple[User, Any], OperationGroups] = field(init=False)
     """Groups of operations by cause, cached by user and filters."""
     readable: dict[User, tuple[Config, dict[tuple[Any, ...], bool]]] = field(default_factory=dict)
-    """Each of the last users -> the configuration, and the verdicts about operations under that configuration."""
+    """Each recent user -> a configuration, and verdicts on the user's rights on operations under that configuration."""
     document: Prepared | None = None
     plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a plan or explanation is made: updates and the store need the other threads."""
+    """Held while a plan or explanation is made, so that only one is: updates and the store need the other threads."""
 
     def __post_init__(self) -> None:
         self.pool_tables = PoolTables(self.scheduler)
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def rights(self) -> Rights:
-        """The user's rights at this moment; computed again each time."""
+        """The user's rights at this moment; each access computes them again."""
         config, readable = self.state.config, self.shared.readable
         made_of, known = readable.pop(self.user, (None, {}))
         readable[self.user] = (config, known if made_of is config else {})
@@ -135,7 +135,7 @@ class Call:
         return pool_views.find_pool(self.tree, self.path["pool"])
 
     def find_operation(self, permission: Permission = "read") -> OperationRecord:
-        """The operation in the path, by id or alias. Raises CommandError, also if the user lacks the right."""
+        """Return the operation in the path (an id or alias). Raises CommandError, also if the user lacks the right."""
         record = self.state.find_record(self.path["operation"])
         check_operation(self.rights, record, permission)
         return record

@@ -1,4 +1,4 @@
-"""Estimated cost of requests to the event loop, before they are answered."""
+"""Cost of requests for the event loop, estimated before they are answered."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from cpumond.api.json.call import Call
 
 STEPS: Final = 5000
-"""Number of function calls in the event loop (about half a millisecond) that count as one request of a user."""
+"""So many function calls in the event loop (about half a millisecond) count as one request of a user."""
 
 Cost = Callable[[Call], float]
-"""Returns how many requests a request counts as, in addition to one for itself."""
+"""Returns the number of requests as which a request counts, in addition to itself."""
 
 
 def per(
     *, operations: int = 0, nodes: int = 0, pools: int = 0, preemptions: int = 0, listed: int = 0, values: int = 0
 ) -> Cost:
-    """Return a cost: so many function calls for each existing operation, node, pool and preemption, for each row that
-    ``limit`` allows, and for each value in the body."""
+    """Return a cost by numbers of function calls: for each existing operation, node, pool and preemption, for each row
+    that ``limit`` allows (``listed``), and for each value in the body."""
 
     def estimate(call: Call) -> float:
         state = call.state

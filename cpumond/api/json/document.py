@@ -64,7 +64,7 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    # Defaults in the document may be Python values like tuples.
+    # Defaults in the document may still be Python values such as tuples.
     return msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any])
 
 

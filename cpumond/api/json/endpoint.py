@@ -17,8 +17,8 @@ Needs = Literal[
     "`write`", "`write`, `modify_children`", "what the change needs", "`manage`", "`read_secrets`",
     "`write` on the tree", "`administer` on the tree", "an administrator",
 ]  # fmt: skip
-"""Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. By this value alone only
-unknown users and nodes are refused; the handler checks the rest, and leaves unreadable items out of lists."""
+"""Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. Only unknown users and
+nodes are refused by this value itself; the handler checks the rest, and leaves unreadable items out of lists."""
 
 
 Handler = Callable[[Call], Any]
@@ -46,9 +46,9 @@ class Endpoint:
     others: Mapping[int, Any] = field(default_factory=dict)
     needs_body: bool = True
     cost: Cost = COST_OF_A_BODY
-    """Number of requests that this one counts as in addition to itself, charged to the user before the answer."""
+    """Number of requests as which this one counts in addition to itself; charged to the user before the answer."""
     has_etag: bool = False
-    """Whether a successful answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
+    """Whether a successful answer has an ETag; a request with this ETag in If-None-Match gets 304 without a body."""
     content_type: str = "application/json"
     """Content type of a successful answer; all others are JSON."""
 
@@ -58,7 +58,7 @@ class Endpoint:
 
     @property
     def takes_key(self) -> bool:
-        """Whether a repeat with the same Idempotency-Key gets the same answer: true for changes, false for plans."""
+        """Whether a repeat with the same Idempotency-Key gets the first one's answer: yes for changes, no for plans."""
         return self.answer in (views.Done, NewToken) and not self.is_public
 
     @property
@@ -68,7 +68,7 @@ class Endpoint:
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether the endpoint is for agents, whose requests count for no user's rate."""
+        """Whether the endpoint is for agents, whose requests do not count in any user's rate."""
         return self.needs == "a node's token"
 
     @property

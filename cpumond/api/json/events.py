@@ -21,8 +21,8 @@ from cpumond.scheduler.state import State
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20
-"""Maximum number of pages of the log that are read for one answer; more than one if most events are too new, are no
-changes, or may not be read by the user."""
+"""Maximum number of pages of the log that are read for one answer. One page is not enough if most of its events are too
+new, are no changes, or may not be read by the user."""
 
 
 async def list_events(call: Call) -> event_views.EventList:
@@ -31,7 +31,7 @@ async def list_events(call: Call) -> event_views.EventList:
 
 
 async def list_audit(call: Call) -> event_views.AuditList:
-    """List the audit log. Raises CommandError for entries of others about pools that the user does not administer."""
+    """List the audit log. Raises CommandError for other users' entries if the user does not administer the pool."""
     query: requests.EventsQuery = call.query
     if not call.user.admin and not _administers(call, query):
         if query.user and query.user != call.user.name:
@@ -77,7 +77,7 @@ def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[st
 
 
 def may_see(rights: Rights, event: Event) -> bool:
-    """Whether the user may know of the operations that an event is about; if these are gone, their pool decides."""
+    """Whether the user may know of an event's operation; if it is gone, the rights on its pool decide."""
     if not event.operation or rights.user.admin or event.user == rights.user.name:
         return True
     record = rights.state.record_of(event.operation)
@@ -91,7 +91,7 @@ def may_see(rights: Rights, event: Event) -> bool:
 
 
 def _read_subjects(state: State, query: requests.EventsQuery) -> list[str]:
-    """The subjects of a query. Raises CommandError for an unknown alias of an operation."""
+    """Return the subjects of a query. Raises CommandError if the alias of an operation is unknown."""
     tree = query.tree or (state.config.default_tree if query.pool else "")
     operation = query.operation
     if operation.startswith("*"):

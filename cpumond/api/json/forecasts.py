@@ -1,4 +1,4 @@
-"""Requests for forecasts: when an operation starts, and the effects of a change over time."""
+"""Requests for forecasts: when an operation will start, and which effects a change will have over time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _forecasts_of(scheduler: Scheduler) -> Forecasts:
 
 
 def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
-    """The commands to simulate. Raises CommandError."""
+    """Return the commands to simulate. Raises CommandError."""
     given = [name for name in ("spec", "command", "node") if getattr(body, name) is not None]
     if len(given) != 1:
         raise CommandError(f"expected one of spec, command and node, got {' and '.join(given) or 'none of them'}")
@@ -62,12 +62,12 @@ def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
 
 
 def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
-    """A simulation without the operations that the user may not read, but with the number of these operations."""
+    """Return a simulation with the number of operations that the user may not read, instead of these operations."""
 
     def may_read(operation_id: str) -> bool:
         if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:
             return True
-        # An operation that is no longer known may have belonged to any user.
+        # An operation that is no longer known is hidden, because it may have belonged to any user.
         record = rights.state.record_of(operation_id)
         return record is not None and rights.may_read(record)
 

@@ -56,7 +56,7 @@ async def read_history(call: Call) -> HistoryView:
     history, until = _history_of(call.scheduler), min(call.now, query.until or math.inf)
     since = query.since or until - query.since_s
     if since >= until:
-        raise CommandError(f"since is {since:.0f}, which is not before {until:.0f}, the end: give an earlier one")
+        raise CommandError(f"since is {since:.0f}, which is not before {until:.0f}, the end: give an earlier since")
     if query.kind == "pool" and not query.tree:
         query = msgspec.structs.replace(query, tree=call.state.config.default_tree)
     tree, name, refusal = query.tree, query.name, None
@@ -73,7 +73,7 @@ async def read_history(call: Call) -> HistoryView:
 
 
 def _find_series(query: requests.HistoryQuery, asker: Rights) -> tuple[str, str]:
-    """The tree and the name of a series in the history. Raises CommandError for an object that does not exist now."""
+    """Return the tree and the name of a series in the history. Raises CommandError if its object no longer exists."""
     state, tree, name = asker.state, query.tree, query.name
     if query.kind == "pool":
         return tree, pool_views.find_pool(state.find_tree(tree), name).name

@@ -1,4 +1,4 @@
-"""Cache of values that are slow to compute: shared by all requests, computed rarely enough for the event loop."""
+"""Cache of values that are slow to compute. All requests share it; it computes rarely enough for the event loop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PAUSE: Final = 400.0
-"""A value is kept for this many times its computing time, so computing takes at most 0.25 % of the loop's time."""
+"""A value is kept for its computing time times this number, so computing takes at most 0.25 % of the loop's time."""
 FREE_S: Final = 0.0005
-"""Seconds of computing time that do not count: values of small clusters are computed again for each request."""
+"""Seconds of computing time that do not count, so that values of small clusters are computed for each request."""
 MAX_KEPT_S: Final = 10.0
 
 
@@ -26,8 +26,8 @@ class Kept(Generic[K, T]):
         self._made: dict[K, _Made[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]], *made_of: Any, version: object = None) -> T:
-        """Return the value for ``key``. It is computed again if ``made_of`` has changed; if only ``version`` has
-        changed, or is None, the value is kept for a while."""
+        """Return the value for ``key``. It is computed again at once if ``made_of`` has changed, and after a while if
+        only ``version`` has changed or is None."""
         now, made = self._clock(), self._made.get(key)
         is_old = made is not None and now >= made.until and (version is None or version != made.version)
         if made is None or is_old or made.made_of != made_of:

@@ -1,4 +1,4 @@
-"""Survey of all operations, in parts between heartbeats: causes for which they wait, counts, and possible alerts."""
+"""Survey of all operations, made in parts between heartbeats: why they wait, their numbers, and possible alerts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.scheduler.state import State
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result of a survey of all operations. ``doubtful``: the few live operations that may have an alert."""
+    """Result of a survey of all operations. ``doubtful``: the few live operations about which there may be an alert."""
 
     causes: Mapping[str, Causes]
     counts: OperationCounts

@@ -25,7 +25,7 @@ def list_nodes(call: Call) -> node_views.NodeList:
 
 
 async def register_node(call: Call) -> RegistrationAnswer:
-    # A token that matches several nodes has no right to replace one, unless it is an administrator's.
+    # A token whose pattern matches several nodes may not replace a node, unless it is an administrator's.
     may_replace = call.node is None or call.node.admin or call.node.is_bound
     return await call.scheduler.register(call.body, may_replace)
 
@@ -53,12 +53,12 @@ def read_stage(call: Call) -> SetStage:
 
 
 def cost_of_stage(call: Call) -> float:
-    """Return the cost of a stage's filter, which is parsed character by character, and again where it is stored."""
+    """Return the cost of a stage's filter, which is parsed character by character, here and again when it is stored."""
     return (300 * len(call.body.nodes_filter) + 80 * len(call.state.nodes)) / STEPS
 
 
 def view_stage_plan(call: Call) -> StagePlan:
-    """The plan of a stage, computed with the result of the command itself. Raises CommandError."""
+    """Return the plan of a stage, made from the stage that the command itself would store. Raises CommandError."""
     command = read_stage(call)
     hosts = list_hosts(call.state, command.nodes_filter)
     before = call.state.stages.get(command.nodes_filter)

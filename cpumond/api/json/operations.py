@@ -25,7 +25,7 @@ from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.service import Scheduler
 
 SHOWN_AT_ONCE: Final = 200
-"""Number of operations that are formatted in one part; formatting one takes a hundred times as long as counting it."""
+"""Number of operations that are formatted in one part; to format one takes a hundred times as long as to count it."""
 
 
 async def list_operations(call: Call) -> views.OperationList:
@@ -160,7 +160,7 @@ async def why_operation(call: Call) -> OperationAnswer:
 
 
 async def _explain_share(scheduler: Scheduler, tree: str, element: str) -> Explanation | None:
-    """The last update's explanation of an element of a tree; None if the update does not know the element."""
+    """Return the explanation of an element's share in the last update; None if the element was not part of it."""
     kept = scheduler.updates.get(tree)
     if kept is None or kept.snapshot is None or kept.result is None:
         return None

@@ -13,8 +13,8 @@ OPERATIONS_AT_ONCE: Final = 1000
 
 
 async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
-    """Yield up to ``size`` items at a time. The state may change between two parts: check rights beforehand, and look
-    up live objects again in each part."""
+    """Yield up to ``size`` items at a time. The state may change between two parts: the caller checks rights
+    beforehand, and looks up live objects again in each part."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)

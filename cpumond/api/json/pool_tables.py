@@ -22,11 +22,11 @@ class PoolTables:
         self._cores = Kept[Tree, tables.CoreSums](scheduler.clock.now)
 
     async def table_of(self, tree: Tree) -> Prepared:
-        # A changed pool shows at once, not only after the next update.
+        # A change of a pool is shown at once, and not only after the next update.
         return await self._tables.get(tree, lambda: self._make_table(tree), tree.config, version=tree.update_count)
 
     async def cores_of(self, tree: Tree) -> tables.CoreSums:
-        """Cores requested and used by the jobs below each pool."""
+        """Return the cores requested and used by the jobs in and below each pool."""
         return await self._cores.get(tree, lambda: _sum_cores(tree), version=tree.update_count)
 
     async def _make_table(self, tree: Tree) -> Prepared:

@@ -11,14 +11,14 @@ import msgspec
 
 GZIP_LEVEL: Final = 4
 THREAD_BYTES: Final = 65_536
-"""Responses of this size or more are compressed in a thread; in the event loop they would delay heartbeats."""
+"""Responses of this many bytes or more are compressed in a thread; in the event loop this would delay heartbeats."""
 
 encode = msgspec.json.Encoder().encode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WithStatus:
-    """An answer with its own status."""
+    """An answer with an HTTP status other than the endpoint's."""
 
     value: Any
     status: int
@@ -34,7 +34,7 @@ class Prepared:
 
 
 async def compress(content: bytes) -> bytes:
-    """Compress with gzip; large content in a thread."""
+    """Compress content with gzip, in a thread if it is large."""
     if len(content) < THREAD_BYTES:
         return gzip.compress(content, GZIP_LEVEL, mtime=0)
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)

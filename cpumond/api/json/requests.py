@@ -19,14 +19,14 @@ from cpumond.scheduler.state.token_commands import MAX_NOTE, Life
 MAX_PAGE: Final = 1000
 MAX_TRENDS: Final = 200
 MAX_FILTER_CHARS: Final = 2000
-"""Maximum length of any user's formula, which is parsed in the event loop. Stored stages may have longer ones."""
+"""Maximum length of a user's formula, which is parsed in the event loop. Formulas of stored stages may be longer."""
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
 TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
-"""Header: bytes that a job wrote in total."""
+"""Header: number of bytes that a job wrote in total."""
 FIRST_BYTE: Final = "X-Cpumond-First-Byte"
-"""Header: bytes that the job wrote before the first byte of the response."""
+"""Header: number of bytes that the job wrote before the first byte of the response."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -103,7 +103,7 @@ class CreatePoolBody(RequestBody, frozen=True):
 
 
 class ApplyBody(RequestBody, frozen=True):
-    """A tree in the wanted state; see ``ApplyTree``. ``base``: the present revision that is required, "" for any."""
+    """A tree in the wanted state; see ``ApplyTree``. ``base``: the revision that the tree must have now, "" for any."""
 
     tables: TreeTables
     prune: bool = False
@@ -114,7 +114,7 @@ class ApplyBody(RequestBody, frozen=True):
 class EditBody(RequestBody, frozen=True):
     """A change of one attribute. ``path`` may lead into dictionaries; a ``value`` of null removes the attribute.
 
-    ``recursive``: missing dictionaries on the way are created, also inside attributes that are no options."""
+    ``recursive``: create missing dictionaries on the way, also inside attributes that are no options."""
 
     path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
     value: Any = None
@@ -128,7 +128,7 @@ class EditsBody(RequestBody, frozen=True):
 
 
 class DefaultTreeBody(RequestBody, frozen=True):
-    """The default tree, for operations that name no tree; null: there is none, and such operations are refused."""
+    """The default tree, for operations that name no tree; null: no default, and such operations are refused."""
 
     tree: _Name | None
 
@@ -141,7 +141,7 @@ class MoveBody(RequestBody, frozen=True):
 
 
 class TransferBody(RequestBody, frozen=True):
-    """Resources that move from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
+    """Amounts to move from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
     ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
 
     destination: _Name
@@ -168,21 +168,21 @@ class SuspendBody(RequestBody, frozen=True):
 
 
 class AbortJobBody(RequestBody, frozen=True):
-    """``interrupt_timeout``: milliseconds that the job gets to end, null to kill it at once."""
+    """``interrupt_timeout``: milliseconds in which the job may end by itself, null to kill it at once."""
 
     interrupt_timeout: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
 
 
 class PatchBody(RequestBody, frozen=True):
-    """Changes of an operation's specification, all or none: maps of ``path`` ("/max_failed_job_count",
-    "/tasks/NAME/job_count") and ``value``."""
+    """Changes of an operation's specification; all are made, or none. Each is a map of ``path``
+    ("/max_failed_job_count", "/tasks/NAME/job_count") and ``value``."""
 
     patches: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class PinBody(RequestBody, frozen=True):
-    """``cpu_limit``: in cores, null for the maximum of the job. ``ttl_s``: seconds until the job is unpinned, null if
-    it stays pinned."""
+    """``cpu_limit``: in cores, null for the job's maximum. ``ttl_s``: seconds until the job is unpinned by itself, null
+    if never."""
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
@@ -190,12 +190,12 @@ class PinBody(RequestBody, frozen=True):
 
 class TokenBody(RequestBody, frozen=True):
     """A token to create. ``user`` "": the user of the request. ``role``: "user" may do what access lists allow, "admin"
-    everything; "node" registers nodes whose node_id matches ``pattern`` ("": any); "proxy" names the users for whom it
-    sends requests.
+    everything; "node" registers nodes whose node_id matches ``pattern`` ("": any); "proxy" sends requests for users
+    whom it names.
 
     ``groups``: groups of the token's user in addition to the configured ones. ``expires_s``: seconds from now, null for
-    no end. Users who are not administrators create tokens in their own name, with role "user" and only groups that they
-    are in."""
+    never. Users who are not administrators may only create tokens in their own name, with role "user" and groups that
+    they are in."""
 
     user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     role: Role = "user"
@@ -212,21 +212,21 @@ class WhyBody(RequestBody, frozen=True):
 
 
 class TagsBody(WhyBody, frozen=True):
-    """``add``: tags that an operator adds to a node; ``remove``: tags that the operator removes from it."""
+    """``add``: tags to add to a node; ``remove``: tags to remove that were added in this way."""
 
     add: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
     remove: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
 
 
 class DrainBody(WhyBody, frozen=True):
-    """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
+    """``graceful``: the jobs may take the tree's ``job_graceful_preemption_timeout`` to end."""
 
     graceful: bool = False
 
 
 class SimulateBody(RequestBody, frozen=True):
-    """An action to simulate, one of three. ``spec``: start an operation. ``command``: change trees or pools, as in a
-    plan. ``node``: cordon a node, or with ``drain`` drain it."""
+    """An action to simulate; exactly one of these: ``spec``: start an operation. ``command``: change trees or pools, as
+    in a plan. ``node``: cordon a node or, with ``drain``, drain it."""
 
     spec: _Spec | None = None
     command: ConfigCommand | ApplyTree | None = None
@@ -241,16 +241,16 @@ class ParametersBody(RequestBody, frozen=True):
 
 
 class StageBody(RequestBody, frozen=True):
-    """The nodes of a stage: those that match a formula of tags, as in ``nodes_filter`` of a tree; "" for all."""
+    """The nodes of a stage: those whose tags match a formula, as in ``nodes_filter`` of a tree; "" for all."""
 
     nodes_filter: NodesFilterText
     why: Why = ""
 
 
 class SetStageBody(StageBody, frozen=True, kw_only=True):
-    """The highest level that the nodes may use, see ``SetStage``. ``canary_ratio``: the fraction of nodes that goes
-    first, 1 for all at once. ``canary_period_s``: time within the budget after which all others follow automatically,
-    null if they follow only manually."""
+    """The highest level that the nodes may use, see ``SetStage``. ``canary_ratio``: the fraction of nodes that uses it
+    first, 1 for all at once. ``canary_period_s``: once the first nodes stayed within the budget for this time, all
+    others follow automatically; null: they follow only manually."""
 
     nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
     level: StageLevel
@@ -270,7 +270,7 @@ class RemoveQuery(Query, frozen=True):
 
 
 class PlanQuery(Query, frozen=True):
-    """``everything``: include objects that do not change."""
+    """``everything``: list also objects that do not change."""
 
     everything: bool = False
 
@@ -282,8 +282,8 @@ class IdleQuery(Query, frozen=True):
 
 
 class OperationsQuery(Query, frozen=True):
-    """Filters; those not given match everything. ``search``: part of id, title, alias, user or pool; ``cause`` as in
-    the groups of operations."""
+    """Filters; those not given match everything. ``search``: any part of id, title, alias, user or pool; ``cause``: as
+    in the groups of operations."""
 
     limit: _Limit = 100
     offset: _Offset = 0
@@ -309,7 +309,7 @@ class JobsQuery(Query, frozen=True):
 
 
 class LogQuery(Query, frozen=True):
-    """The part of one of a job's two logs: the last ``tail`` bytes, or those from the byte ``offset`` of the log on."""
+    """A part of one of a job's two logs: the last ``tail`` bytes, or the bytes from ``offset`` of the log on."""
 
     stream: LogStream = "stdout"
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
@@ -328,8 +328,8 @@ class NodesQuery(Query, frozen=True):
 
 
 class HistoryQuery(Query, frozen=True):
-    """A series and a time range. ``tree``: of the pool or operation, "" for the default tree of a pool. Points go back
-    a day; if the range for a pool begins earlier, there is one point per UTC day.
+    """A series and a time range. ``tree``: of the pool or operation, "" for the default tree of a pool. There are
+    points for the last day; if the range for a pool begins earlier, there is one point per UTC day instead.
 
     The range is the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970."""
 
@@ -343,8 +343,8 @@ class HistoryQuery(Query, frozen=True):
 
 
 class ReportQuery(Query, frozen=True):
-    """``tree``: "" for all. ``top``: maximum number of operations of each tree, by the largest requests. A report on
-    more than a day covers whole UTC days, and has users instead of operations."""
+    """``tree``: "" for all. ``top``: maximum number of operations of each tree, those with the largest requests first.
+    A report on more than a day covers whole UTC days, and lists users instead of operations."""
 
     since_s: _Since = 86_400.0
     tree: _Text = ""
@@ -352,7 +352,7 @@ class ReportQuery(Query, frozen=True):
 
 
 class SavingsQuery(Query, frozen=True):
-    """Savings of the last ``since_s`` seconds, in whole UTC days, by week. ``tree``: "" for all."""
+    """Savings of the last ``since_s`` seconds, counted in whole UTC days, shown by week. ``tree``: "" for all."""
 
     since_s: _Since = 2_419_200.0
     tree: _Text = ""
@@ -360,7 +360,7 @@ class SavingsQuery(Query, frozen=True):
 
 class WasteQuery(Query, frozen=True):
     """``weeks_ago``: 1 for the last whole week (Monday to Monday, UTC), 0 for the present week so far. ``tree``,
-    ``user`` and ``pool``: only waste of these, "" for all."""
+    ``user`` and ``pool``: show only their waste, "" for all."""
 
     weeks_ago: Annotated[int, msgspec.Meta(ge=0, le=57)] = 1
     tree: _Text = ""
@@ -370,9 +370,9 @@ class WasteQuery(Query, frozen=True):
 
 class EventsQuery(Query, frozen=True):
     """Filters; those not given match everything. ``pool`` (of the default tree without ``tree``) includes the pools
-    below. ``before``: only events with lower numbers, 0 for all. ``since_s``: only events of the last seconds, 0 for
-    all. ``since`` and ``until``: only events between these times, in seconds since 1970. ``changes``: only changes of
-    trees or pools."""
+    below. ``before``: only events with lower numbers, 0 for all. ``since_s``: only events of so many last seconds, 0
+    for all. ``since`` and ``until``: only events between these times, in seconds since 1970. ``changes``: only changes
+    of trees or pools."""
 
     limit: _Limit = 50
     before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
@@ -389,10 +389,10 @@ class EventsQuery(Query, frozen=True):
 
 
 class CanQuery(Query, frozen=True):
-    """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
+    """``object``: a pool of ``tree`` ("" for the default tree), tree:NAME, an operation's id or *alias, or a path.
 
     ``action``: a permission, or a word of the command line. ``user``: "" for the user of the request. ``groups``:
-    groups of a user other than that of the request, separated by commas."""
+    groups of a user who does not send this request, separated by commas."""
 
     action: _Name
     object: _Name
@@ -402,10 +402,9 @@ class CanQuery(Query, frozen=True):
 
 
 class FindQuery(Query, frozen=True):
-    """``name``: the beginning of an id, title or alias; "-" for the newest object. ``operation``: the operation
-    whose jobs are searched. ``tree``: the tree whose pools are searched ("" for the default one). ``all_of``: return
-    all matches, not only the closest ones. ``within``: include pools, nodes and trees with ``name`` anywhere in their
-    names."""
+    """``name``: the beginning of an id, title or alias; "-" for the newest one. ``operation``: the operation whose jobs
+    are searched. ``tree``: the tree whose pools are searched ("" for the default tree). ``all_of``: return all matches,
+    not only the closest ones. ``within``: include pools, nodes and trees whose names contain ``name`` anywhere."""
 
     kind: finding.NamedKind
     name: _Text = ""
@@ -417,8 +416,8 @@ class FindQuery(Query, frozen=True):
 
 
 class PreemptionsQuery(Query, frozen=True):
-    """``operation`` and ``pool``: of the stopped job, or those for which it was stopped. ``group``: the key of a group
-    of preemptions."""
+    """``operation`` and ``pool``: either of the stopped job, or of the job for which it was stopped. ``group``: the key
+    of a group of preemptions."""
 
     limit: _Limit = 100
     operation: _Text = ""
@@ -427,8 +426,8 @@ class PreemptionsQuery(Query, frozen=True):
 
 
 class TrendsQuery(Query, frozen=True):
-    """``pools``: at most 200 names, one per line. The trends cover the last ``since_s`` seconds (a day at most), in
-    ``count`` parts."""
+    """``pools``: at most 200 names, one per line. The trends cover the last ``since_s`` seconds (a day at most),
+    divided into ``count`` intervals."""
 
     pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
     since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0
@@ -436,7 +435,7 @@ class TrendsQuery(Query, frozen=True):
 
 
 class NodeMapQuery(Query, frozen=True):
-    """``measure``: the one whose ratio to the capacity is returned. ``count``: maximum number of moments, in equal
+    """``measure``: what is returned as a fraction of the capacity. ``count``: maximum number of moments, at equal
     distances over the last ``since_s`` seconds."""
 
     tree: _Text = ""

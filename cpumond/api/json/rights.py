@@ -25,7 +25,7 @@ LOOKED_UP_AT_ONCE: Final = 200
 
 
 async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
-    """The user's rights on each pool of a tree."""
+    """Return the user's rights on each pool of a tree."""
     state = rights.state
     found: dict[str, list[Permission]] = {}
     async for pools in in_parts([tree.root, *tree.pools.values()], LOOKED_UP_AT_ONCE):
@@ -59,13 +59,13 @@ def _is_hidden(rights: Rights, operation_id: str) -> bool:
 
 
 def filter_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
-    """A plan without operations that the user may not read."""
+    """Return a plan without the operations that the user may not read."""
     effects = [each for each in plan.effects if each.kind != "operation" or not _is_hidden(rights, each.name)]
     return msgspec.structs.replace(plan, effects=effects)
 
 
 def filter_report(report: ReportView, rights: Rights) -> ReportView:
-    """Return a report that counts unreadable operations as left out, and has other users only for administrators."""
+    """Return a report that counts unreadable operations as left out. Only administrators see other users in it."""
     return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
 
 
@@ -77,7 +77,7 @@ def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
 
 
 def filter_waste(waste: WasteView, rights: Rights) -> WasteView:
-    """Return the waste of the user and of pools whose operations the user may read; for administrators all waste."""
+    """Return the waste of the user, and of pools whose operations the user may read. Administrators see all waste."""
     if rights.user.admin:
         return waste
     return msgspec.structs.replace(

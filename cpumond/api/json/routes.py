@@ -1,4 +1,4 @@
-"""The JSON interface ``/api/v1``: serves the table of endpoints and nothing else. Changes go through the scheduler.
+"""The JSON interface ``/api/v1``: serves the table of endpoints and nothing else. The scheduler makes all changes.
 
 Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where."""
 
@@ -61,7 +61,7 @@ MIN_BODY: Final = {
     JobReply: MAX_REPLY_BYTES + 65_536,
     NodeHeartbeat: MAX_HEARTBEAT_BYTES,
 }
-"""Body of a request -> the length in bytes that is accepted even if [api] max_body is lower; logs are in base64."""
+"""Type of a body -> the length in bytes that is accepted even if [api] max_body is lower; logs are in base64."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -75,7 +75,7 @@ STATUS_OF_CODE: Final = {
     NODE_OFFLINE: 503,
     TIMEOUT: 504,
 }
-"""Code of a refusal -> HTTP status; all other codes have 422."""
+"""Code of a refusal -> HTTP status; for all other codes it is 422."""
 
 Authenticate = Callable[[Request], User]
 AuthenticateNode = Callable[[Request], User]
@@ -105,16 +105,16 @@ def make_json_routes(
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
-    ``authenticate`` returns the user of a request, ``authenticate_node`` that of a node's request; both raise
+    ``authenticate`` returns the user of a request, ``authenticate_node`` the user of a node's request; both raise
     CommandError. ``max_body``: bytes of a request's body; ``max_depth``: how deep the body's values may be nested.
-    ``count`` is called with the user and the cost of each request but nodes' requests, and raises CommandError after
+    ``count`` is called with the user and the cost of each request except those of nodes, and raises CommandError after
     too many. ``replies``: replies to changes with an Idempotency-Key."""
     replies = replies or ReplyCache(shared.scheduler.clock.now)
     site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies(), replies)
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
-    # Paths are tried in this order: those of nodes, then that of submissions, then all others.
+    # Paths are tried in this order: those of nodes' requests, the one for submissions, all others.
     paths = sorted(
         by_path,
         key=lambda path: (not any(each.endpoint.is_of_nodes for each in by_path[path].values()), path != SUBMIT),
@@ -214,13 +214,13 @@ class _Served:
         return await value if isawaitable(value) else value
 
     async def _handle_once(self, call: Call, key: str, data: bytes) -> Any:
-        """Answer a change that may be repeated: a repeat gets the same answer and changes nothing."""
+        """Answer a change that has a key: if it is repeated, it gets the same answer and changes nothing."""
         if not _KEY.fullmatch(key):
             raise HttpError(422, f"{IDEMPOTENCY_KEY}: expected 1 to 200 letters, digits and characters of -_.:")
         digest = hashlib.sha256(f"{call.request.url.path}?{call.request.url.query}\n".encode() + data).hexdigest()
         call.idempotency = key, f"{self.endpoint.name} {digest[:16]}"
         if self.site.replies.is_of_another(call.user.name, *call.idempotency):
-            raise HttpError(422, f"{IDEMPOTENCY_KEY}: {key} was that of another request; make a new one for each")
+            raise HttpError(422, f"{IDEMPOTENCY_KEY}: {key} was sent with another request; make a new key for each")
         return await self.site.replies.run(call.user.name, *call.idempotency, lambda: self._handle(call))
 
 
@@ -290,7 +290,7 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
 
 
 def _check_depth(body: Any, limit: int) -> None:
-    """Limit the depth, because stored values must be readable by every part that shows them."""
+    """Limit the depth of a body, because every part that shows stored values must be able to read them."""
     values = [(body, 1)]
     while values:
         value, depth = values.pop()
@@ -372,7 +372,7 @@ def make_response(request: Request, error: Exception) -> Response:
     elif isinstance(error, CpumondError):
         status = 422
     elif isinstance(error, RecursionError):
-        # A value that could just be read may be nested too deeply to be written.
+        # A value that was barely shallow enough to be read may be nested too deeply to be written.
         status, text = 422, "the request is nested too deeply"
     else:
         log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)

@@ -16,7 +16,7 @@ from cpumond.api.json.trees import last_idle_reports
 from cpumond.scheduler.service import Scheduler
 
 READY_PERIODS: Final = 5
-"""Number of update periods without an update after which the scheduler counts as stuck."""
+"""After so many update periods without an update, the scheduler counts as stuck."""
 
 READY_S: Final = 2.0
 
@@ -24,7 +24,7 @@ ALERT_S: Final = 600.0
 """Seconds for which an alert reports a problem after it occurred."""
 
 LATE_UPDATES: Final = 30
-"""Maximum number of late updates among the last ``RECENT_UPDATES`` without an alert."""
+"""Maximum number of late updates, among the last ``RECENT_UPDATES``, that cause no alert."""
 
 
 def view_me(call: Call) -> overview.Me:
@@ -138,6 +138,6 @@ def _own_health(scheduler: Scheduler) -> overview.Health:
 
 
 def _update_age_s(scheduler: Scheduler) -> float | None:
-    """Seconds since the update of the tree that was updated longest ago; None before the first update."""
+    """Seconds since the last update of the tree whose last update is the oldest; None before the first update."""
     times = [kept.previous_time for kept in scheduler.updates.values() if kept.previous_time is not None]
     return max(scheduler.clock.now() - min(times), 0.0) if times else None

@@ -20,7 +20,7 @@ async def create_token(call: Call) -> NewToken:
     """Create a token. The command, the store and all logs contain only the token's hash. Raises CommandError."""
     body: TokenBody = call.body
     if call.shared.is_open:
-        # The token would still be valid after the address becomes protected.
+        # The token would still be valid once the address is protected.
         raise CommandError(
             "tokens can only be created by identified users, and here every user of this machine may do everything: "
             "set [api] tokens_file or socket, or remove [api] listen",

@@ -55,7 +55,7 @@ async def explain_idle(call: Call) -> IdleReport:
 
 
 def last_idle_reports(call: Call) -> dict[str, IdleReport]:
-    """Return tree -> latest report on idle CPU as far as the user may see it; the default tree comes first."""
+    """Return tree -> what the user may see of the latest report on idle CPU; the default tree comes first."""
     default, rights = call.state.config.default_tree, call.rights
     known = sorted(call.scheduler.idle.reports.items(), key=lambda item: (item[0] != default, item[0]))
     return {name: _filter_report(report, rights) for name, report in known}
@@ -71,7 +71,7 @@ async def plan_change(call: Call) -> ChangePlan:
     async with call.shared.plan_lock:
         state, now = call.state, call.now
         previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-        # A file may contain thousands of pools, therefore the forked process reads it.
+        # A file may contain thousands of pools, so it is read in the forked process instead.
         change = None if isinstance(command, ApplyTree) else await _try_command(call, now)
         if isinstance(change, ChangePlan):
             return change

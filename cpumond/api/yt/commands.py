@@ -205,7 +205,7 @@ async def _set(backend: YtBackend, request: YtRequest) -> Any:
         stale = _stale(node, value)
         edits = [*(Edit((name,), REMOVE) for name in stale), *(Edit((name,), item) for name, item in value.items())]
     else:
-        raise YtError(f"{path}: the attributes of a node are a map, not {quote_text(value)}")
+        raise YtError(f"{path}: the attributes of a node must be a map, not {quote_text(value)}")
     return await _change(backend, request, node, edits)
 
 
@@ -224,9 +224,9 @@ def _stale(node: CypressNode, value: Mapping[str, Any]) -> list[str]:
 async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
     path, value = get_path(request), plain(request.value)
     if path.attribute is None:
-        raise YtError(f'multiset_attributes: the path ends with "/@", not as in {path}')
+        raise YtError(f'multiset_attributes: the path must end with "/@", but is {path}')
     if not isinstance(value, dict):
-        raise YtError("multiset_attributes: the value is a map of attributes")
+        raise YtError("multiset_attributes: the value must be a map of attributes")
     node = _settable(backend, path)
     is_recursive = get_flag(request, "recursive")
     edits = [Edit((*path.attribute, name), item, is_recursive) for name, item in value.items()]
@@ -495,7 +495,7 @@ INCARNATION_STARTED: Final = "incarnation_started"
 async def _list_operation_events(backend: YtBackend, request: YtRequest) -> Any:
     record, kind = backend.find_record(request), get_text(request, "event_type", INCARNATION_STARTED)
     if kind != INCARNATION_STARTED:
-        raise YtError(f"list_operation_events: event_type is {INCARNATION_STARTED}, not {quote_text(kind)}")
+        raise YtError(f"list_operation_events: event_type must be {INCARNATION_STARTED}, not {quote_text(kind)}")
     return [orchid.view_incarnation(each) for each in record.incarnations]
 
 

@@ -18,7 +18,7 @@ def operation_tests(request: YtRequest) -> dict[str, Test]:
     since, until, cursor = (get_time(request, name) for name in ("from_time", "to_time", "cursor_time"))
     direction = get_text(request, "cursor_direction", "past")
     if direction not in ("past", "future"):
-        raise YtError(f'list_operations: cursor_direction is "past" or "future", not {quote_text(direction)}')
+        raise YtError(f'list_operations: cursor_direction must be "past" or "future", not {quote_text(direction)}')
     state, user, kind = get_text(request, "state", ""), get_text(request, "user", ""), get_text(request, "type", "")
     pool, tree = get_text(request, "pool", ""), get_text(request, "pool_tree", "")
     text = get_text(request, "filter", "").lower()

@@ -80,7 +80,7 @@ def format_of(value: Any, where: str = "format") -> Format:
         raise FormatError(f"{where}: unknown kind {quote_text(variant)} of {name}; use one of {', '.join(allowed)}")
     encode_utf8 = strip_attributes(attributes.get("encode_utf8", True))
     if not isinstance(encode_utf8, bool):
-        raise FormatError(f"{where}: encode_utf8 is %true or %false, not {quote_text(encode_utf8)}")
+        raise FormatError(f"{where}: encode_utf8 must be %true or %false, not {quote_text(encode_utf8)}")
     return Format("yson" if name == "yson" else "json", variant, encode_utf8)
 
 
@@ -175,10 +175,10 @@ def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEP
 def _from_json_map(tree: dict[str, Any], encode_utf8: bool, levels: int) -> Any:
     if "$value" in tree:
         if set(tree) - {"$value", "$attributes"}:
-            raise ParseError('JSON: a map with "$value" has no other keys than "$attributes"', None)
+            raise ParseError('JSON: a map with "$value" must have no other key than "$attributes"', None)
         attributes = tree.get("$attributes", {})
         if not isinstance(attributes, dict) or "$value" in attributes:
-            raise ParseError('JSON: "$attributes" is a map', None)
+            raise ParseError('JSON: "$attributes" must be a map', None)
         value = from_json_tree(tree["$value"], encode_utf8, levels - 1)
         if isinstance(value, Attributed):
             raise ParseError("JSON: attributes twice before one value", None)
@@ -188,7 +188,7 @@ def _from_json_map(tree: dict[str, Any], encode_utf8: bool, levels: int) -> Any:
     for key, item in tree.items():
         if key.startswith("$"):
             if not key.startswith("$$"):
-                raise ParseError(f'JSON: key {quote_text(key)}: a leading "$" is doubled', None)
+                raise ParseError(f'JSON: key {quote_text(key)}: a leading "$" must be doubled', None)
             name = key[1:]
         else:
             name = key

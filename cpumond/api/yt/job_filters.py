@@ -88,7 +88,7 @@ def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilt
 def _word(request: YtRequest, name: str, known: Sequence[str], otherwise: str) -> str:
     word = get_text(request, name, "") or otherwise
     if word and word not in known:
-        raise YtError(f"list_jobs: {name} is one of {', '.join(known)}, not {quote_text(word)}")
+        raise YtError(f"list_jobs: {name} must be one of {', '.join(known)}, not {quote_text(word)}")
     return word
 
 
@@ -154,7 +154,7 @@ def _get_choice(request: YtRequest, name: str) -> bool | None:
     """Return True for only jobs with the property, False for only jobs without it, None for all jobs."""
     value = plain(request.parameters.get(name))
     if value is not None and not isinstance(value, bool):
-        raise YtError(f"list_jobs: {name} is true or false, not {quote_text(value)}")
+        raise YtError(f"list_jobs: {name} must be true or false, not {quote_text(value)}")
     return value
 
 

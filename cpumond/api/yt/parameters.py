@@ -45,7 +45,7 @@ def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any
     except ParseError as error:
         raise error.located(where) from None
     if not isinstance(value, dict):
-        raise YtError(f"Error parsing request: {where}: the parameters are a map")
+        raise YtError(f"Error parsing request: {where}: the parameters must be a map")
     return value
 
 

@@ -317,7 +317,7 @@ class _Transport:
         """Run each request of a batch by itself, in order: ``{results=[{output=...} or {error=...}]}``."""
         requests = strip_attributes(request.parameters.get("requests"))
         if not isinstance(requests, list):
-            raise YtError('execute_batch: "requests" is a list of {command; parameters; input}')
+            raise YtError('execute_batch: "requests" must be a list of {command; parameters; input}')
         if len(requests) > self._limits.max_batch_requests:
             raise YtError(
                 f"execute_batch: {len(requests)} requests are more than the limit of "
@@ -384,7 +384,7 @@ def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
 
 def _check_value(name: str, value: Any) -> Any:
     if name == "multiset_attributes" and not isinstance(strip_attributes(value), dict):
-        raise YtError("multiset_attributes: the value is a map of attributes")
+        raise YtError("multiset_attributes: the value must be a map of attributes")
     return value
 
 

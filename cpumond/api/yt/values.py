@@ -136,7 +136,7 @@ def to_bytes(text: str) -> bytes:
 def check_key(key: object) -> None:
     """Check the key of a map. Raises FormatError, as the next two functions do."""
     if not isinstance(key, str):
-        raise FormatError(f"the key of a map is a string, not {quote_text(key)}")
+        raise FormatError(f"the key of a map must be a string, not {quote_text(key)}")
 
 
 def check_attributed(value: Attributed) -> None:

@@ -100,10 +100,10 @@ def _parse_root(path: str) -> tuple[str, int]:
     if path.startswith("#"):
         found = _ID.match(path)
         if found is None:
-            raise YPathError(path, 'after "#" comes an id of four hexadecimal numbers, a-b-c-d,', 1)
+            raise YPathError(path, 'after "#" must come an id of four hexadecimal numbers, a-b-c-d,', 1)
         return found[0], found.end()
     if not path.startswith("/"):
-        raise YPathError(path, 'a path begins with "//" or "#"', 0)
+        raise YPathError(path, 'a path must begin with "//" or "#"', 0)
     # "/@name" is accepted for "//@name", the attributes of the root.
     return "/", 0 if path.startswith("/@") else 1
 

@@ -62,7 +62,7 @@ def test_a_key_is_that_of_one_request(site: Site, path: str, body: Any) -> None:
     site.send("/operations", SPEC)
     answer = site.send(path, body)
     assert answer.status_code == 422
-    assert "k-1 was that of another request; make a new one for each" in answer.json()["error"]
+    assert "k-1 was sent with another request; make a new key for each" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 201, "a/b"])

@@ -645,7 +645,7 @@ async def test_pool_and_weight_of_an_operation_change(yt):
         ("start_operation", {"operation_type": "vanilla", "spec": []}, 1, "must be a map"),
         ("start_operation", {"spec": {}}, 1, '"type" is missing'),
         ("get", {}, 1, '"path" is missing'),
-        ("get", {"path": "sys"}, 1, "a path begins with"),
+        ("get", {"path": "sys"}, 1, "a path must begin with"),
         ("get", {"path": "//sys", "attributes": "x"}, 1, "must be a list of names"),
         ("list_operations", {"limit": "x"}, 1, "must be a whole number"),
         ("list_operations", {"from_time": "yesterday"}, 1, "must be a time"),

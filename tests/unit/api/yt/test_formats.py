@@ -217,9 +217,9 @@ def test_json_has_attributes_doubled_dollars_and_bytes_as_code_points():
         (b"NaN", "JSON: invalid character at offset 0"),
         (b"1e999", "JSON: "),
         (b"18446744073709551616", "JSON: integer out of the range"),
-        (b'{"$a":1}', 'JSON: key "$a": a leading "$" is doubled'),
+        (b'{"$a":1}', 'JSON: key "$a": a leading "$" must be doubled'),
         (b'{"$value":1,"a":2}', 'no other keys than "$attributes"'),
-        (b'{"$value":1,"$attributes":5}', '"$attributes" is a map'),
+        (b'{"$value":1,"$attributes":5}', '"$attributes" must be a map'),
         (b'{"$value":{"$value":1,"$attributes":{"a":1}},"$attributes":{"b":1}}', "attributes twice"),
     ],
 )
@@ -232,9 +232,9 @@ def test_broken_json_is_refused(text, message):
 @pytest.mark.parametrize(
     ("form", "value", "message"),
     [
-        (TEXT, {1: 2}, "the key of a map is a string"),
-        (BINARY, {None: 2}, "the key of a map is a string"),
-        (JSON, {1.5: 2}, "the key of a map is a string"),
+        (TEXT, {1: 2}, "the key of a map must be a string"),
+        (BINARY, {None: 2}, "the key of a map must be a string"),
+        (JSON, {1.5: 2}, "the key of a map must be a string"),
         (PRETTY, [object()], "a value of type object"),
         (BINARY, [object()], "a value of type object"),
         (JSON, [object()], "a value of type object"),
@@ -294,7 +294,7 @@ def test_a_format_is_read_from_its_parameter():
         (5, 'unknown format "5"'),
         (Attributed("yson", {"format": "nice"}), 'unknown kind "nice" of yson; use one of binary, text, pretty'),
         (Attributed("json", {"format": "binary"}), 'unknown kind "binary" of json'),
-        (Attributed("json", {"encode_utf8": "no"}), "encode_utf8 is %true or %false"),
+        (Attributed("json", {"encode_utf8": "no"}), "encode_utf8 must be %true or %false"),
     ],
 )
 def test_an_unknown_format_is_refused(value, message):

@@ -77,12 +77,12 @@ async def test_filters_and_counts(yt):
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"job_state": "xyz"}, "job_state is one of none, waiting, running"),
-        ({"state": "xyz"}, "state is one of"),
-        ({"job_type": "xyz"}, "job_type is one of final_sort"),
-        ({"sort_field": "xyz"}, "sort_field is one of none, type"),
+        ({"job_state": "xyz"}, "job_state must be one of none, waiting, running"),
+        ({"state": "xyz"}, "state must be one of"),
+        ({"job_type": "xyz"}, "job_type must be one of final_sort"),
+        ({"sort_field": "xyz"}, "sort_field must be one of none, type"),
         ({"sort_order": "up"}, "sort_order is one of ascending, descending"),
-        ({"with_stderr": "yes"}, "with_stderr is true or false"),
+        ({"with_stderr": "yes"}, "with_stderr must be true or false"),
         ({"continuation_token": "abc"}, "continuation_token was not issued by this scheduler"),
     ],
 )

@@ -38,8 +38,8 @@ def test_the_attributes_of_a_rich_path_are_left_aside():
 @pytest.mark.parametrize(
     ("text", "reason", "offset"),
     [
-        ("", "a path begins with", 0), ("sys/pools", "a path begins with", 0),
-        ("<append=%true>//sys", "a path begins with", 0), ("/sys", 'a name follows "/"', 1),
+        ("", "a path must begin with", 0), ("sys/pools", "a path must begin with", 0),
+        ("<append=%true>//sys", "a path must begin with", 0), ("/sys", 'a name follows "/"', 1),
         ("//", "a name is missing at the end", 2), ("//a/", "a name is missing at the end", 4),
         ("//a//b", "an empty name", 4), ("///a", "an empty name", 2), ("//a&&", "misplaced &", 4),
         ("//a/&", "misplaced &", 4), ("//a&b", 'a name follows "/"', 4), ("//a@b", "a literal @", 3),
