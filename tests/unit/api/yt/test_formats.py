@@ -218,7 +218,7 @@ def test_json_has_attributes_doubled_dollars_and_bytes_as_code_points():
         (b"1e999", "JSON: "),
         (b"18446744073709551616", "JSON: integer out of the range"),
         (b'{"$a":1}', 'JSON: key "$a": a leading "$" must be doubled'),
-        (b'{"$value":1,"a":2}', 'no other keys than "$attributes"'),
+        (b'{"$value":1,"a":2}', 'no other key than "$attributes"'),
         (b'{"$value":1,"$attributes":5}', '"$attributes" must be a map'),
         (b'{"$value":{"$value":1,"$attributes":{"a":1}},"$attributes":{"b":1}}', "attributes twice"),
     ],

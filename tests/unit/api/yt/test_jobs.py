@@ -81,7 +81,7 @@ async def test_filters_and_counts(yt):
         ({"state": "xyz"}, "state must be one of"),
         ({"job_type": "xyz"}, "job_type must be one of final_sort"),
         ({"sort_field": "xyz"}, "sort_field must be one of none, type"),
-        ({"sort_order": "up"}, "sort_order is one of ascending, descending"),
+        ({"sort_order": "up"}, "sort_order must be one of ascending, descending"),
         ({"with_stderr": "yes"}, "with_stderr must be true or false"),
         ({"continuation_token": "abc"}, "continuation_token was not issued by this scheduler"),
     ],
