@@ -43,8 +43,7 @@ def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
     assert seen.moments == {"a": (110.0, 150.0), "b": (None, None)}
     assert seen.core_seconds == [("t", "p", 80.0, 80.0)]
     told = ahead.make_simulation({}, before, seen, 100.0)
-    assert told.horizon == 180.0
-    assert told.shares == []
+    assert (told.horizon, told.shares) == (180.0, [])
     assert "the simulation ends 1 min 20 s from now: more would take too long" in told.lines
 
 

@@ -36,8 +36,7 @@ def test_eight_of_ten_begin_inside_however_wrong_the_runs_are(bias: float, sprea
         if number >= KEPT:
             inside.append(is_inside(told, began))
     assert sum(inside) / len(inside) == pytest.approx(0.8, abs=0.025)
-    assert calibration.starts == KEPT
-    assert calibration.inside_ratio == sum(inside[-KEPT:]) / KEPT
+    assert (calibration.starts, calibration.inside_ratio) == (KEPT, sum(inside[-KEPT:]) / KEPT)
     assert calibration.describe() == [f"{calibration.inside_ratio:.0%} of the last 500 starts came when predicted"]
 
 

@@ -82,8 +82,7 @@ def record(**spec: Any) -> OperationRecord:
 def test_what_means_nothing_here_stays_as_it_was_given():
     shown = resulting_specification(record(description="mine", strange=[1]), None)
     assert (shown["description"], shown["strange"]) == ("mine", [1])
-    assert shown["tasks"]["t"]["note"] == 1
-    assert shown["tasks"]["t"]["command"] == ["a", "b"]
+    assert (shown["tasks"]["t"]["note"], shown["tasks"]["t"]["command"]) == (1, ["a", "b"])
 
 
 @pytest.mark.parametrize("name", ["max-share-ratio", "max_share_ratio"])

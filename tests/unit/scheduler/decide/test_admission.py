@@ -393,8 +393,7 @@ def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
     world.create_pool("p", max_running_operation_count=0)
     world.create_pool("p", tree="other", max_running_operation_count=1)
     both = world.start("p", pool_trees=["default", "other"])
-    assert world.record(both).state == "running"
-    assert world.record(both).running_in == ("other",)
+    assert (world.record(both).state, world.record(both).running_in) == ("running", ("other",))
     assert not world.element(both).is_running
     world.set_pool("p", max_running_operation_count=1)
     assert set(world.record(both).running_in) == {"default", "other"}

@@ -136,8 +136,7 @@ def test_a_tick_has_all_kinds(watch):
     }  # fmt: skip
     shown = found[operation_key(operation)]
     assert (shown["limit_cores"], shown["jobs"]) == (1.5, 1.0)
-    assert found[pool("a")]["limit_cores"] == 1.5
-    assert found[pool("a")]["total_cores"] == node.capacity[1]
+    assert (found[pool("a")]["limit_cores"], found[pool("a")]["total_cores"]) == (1.5, node.capacity[1])
     assert math.isnan(found[pool("a")]["volume"])
 
 
@@ -363,8 +362,7 @@ def test_an_operation_of_two_trees_has_added_cores_and_its_largest_share():
     )
     shown = make_view(model.Key(model.OPERATION, "", "o"), both, 0.0, 30.0, 10, 10.0)
     assert shown.times == [10.0, 20.0, 30.0]
-    assert shown.columns["used_cores"] == [1.0, 3.0, 2.0]
-    assert shown.columns["usage_ratio"] == [0.5, 0.5, 0.25]
+    assert (shown.columns["used_cores"], shown.columns["usage_ratio"]) == ([1.0, 3.0, 2.0], [0.5, 0.5, 0.25])
 
 
 # --- reports

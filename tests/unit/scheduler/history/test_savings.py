@@ -145,8 +145,7 @@ def test_use_beyond_the_requests_is_counted_for_its_pool_and_those_above(site: S
     assert set(rows) == {"<Root>", "team", "late"}
     for row in rows.values():
         assert (row.extra_used, row.extra_ordered) == pytest.approx((0.5, 1.0), rel=0.01)
-        assert row.extra_jobs == 1.0
-        assert row.money == pytest.approx(2.0 * row.gain)
+        assert (row.extra_jobs, row.money) == (1.0, pytest.approx(2.0 * row.gain))
     assert (rows["late"].parent, rows["team"].parent) == ("team", "<Root>")
     assert tree.comparison is None
     assert savings.at_price(site.view(), 3.0).trees[0].total[0].money == pytest.approx(3.0 * rows["late"].gain)

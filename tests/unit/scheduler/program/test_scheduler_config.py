@@ -150,8 +150,7 @@ def test_drop_ins_are_merged_in_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "conf.d" / "agent.toml").write_text('node_id = "x"\n')
     config = load_scheduler_config(str(main))
     assert (config.cluster_name, config.max_operation_count) == ("main", 7)
-    assert config.api == Api(max_depth=20, max_body=2048)
-    assert config.path == str(main)
+    assert (config.api, config.path) == (Api(max_depth=20, max_body=2048), str(main))
 
 
 SHIPPED = Path(__file__).parents[4] / "config" / "scheduler.toml"

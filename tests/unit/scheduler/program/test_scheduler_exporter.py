@@ -70,8 +70,7 @@ async def test_both_formats_say_the_same(scheduler: Scheduler) -> None:
     changing = ("process_", "python_", "cpumond_scheduler_lease")
     for name, family in opened.items():
         if not name.startswith(changing) and family.type != "info":
-            assert plain[name].type == family.type
-            assert plain[name].documentation == family.documentation
+            assert (plain[name].type, plain[name].documentation) == (family.type, family.documentation)
             told = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in plain[name].samples}
             assert told == {(sample.name, *sorted(sample.labels.items())): sample.value for sample in family.samples}
     assert metrics.encode() is metrics.encode(), "made once for an update"
@@ -87,8 +86,7 @@ async def test_a_bucket_leads_to_what_was_slow(scheduler: Scheduler) -> None:
     assert found["0.002"].value == 0.0
     assert found["0.005"].value == found["0.5"].value == 1.0
     assert found["1.0"].value == found["+Inf"].value == 2.0
-    assert found["0.005"].exemplar.labels == {"node": "n1"}
-    assert found["0.005"].exemplar.value == 0.003
+    assert (found["0.005"].exemplar.labels, found["0.005"].exemplar.value) == ({"node": "n1"}, 0.003)
     assert found["1.0"].exemplar.labels == {"node": "long" * 25}
     update = families["cpumond_scheduler_update_duration_seconds"]
     assert [each.exemplar.labels for each in update.samples if each.exemplar] == [{"slowest_tree": "default"}]

@@ -25,8 +25,7 @@ def test_a_wrong_section_is_a_refusal_that_names_the_option():
 def test_decisions_read_what_was_configured():
     wait = {"additional_reclaimed_overcommit_duration_s": 9.0, "allowed_node_cpu_overcommit_ratio": 0.25}
     rules = make_rules(SchedulerConfig(max_operation_count=7, waiting_job_timeout_s=3.0, **wait))
-    assert rules.additional_reclaimed_overcommit_duration_s == 9.0
-    assert rules.allowed_node_cpu_overcommit_ratio == 0.25
+    assert (rules.additional_reclaimed_overcommit_duration_s, rules.allowed_node_cpu_overcommit_ratio) == (9.0, 0.25)
     assert (rules.max_operation_count, rules.waiting_job_timeout_s) == (7, 3.0)
     assert rules.spare == (1.0, 0.05, 0.0, 268_435_456.0, 0.0)
 

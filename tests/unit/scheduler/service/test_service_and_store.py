@@ -140,8 +140,7 @@ async def test_volumes_and_starvation_times_survive_and_nothing_accrues_then(sch
     scheduler.clock.at += 3600.0
     again = make_scheduler(store, scheduler.clock)
     restored = again.state.trees["default"].pools["p"]
-    assert restored.volume == volume
-    assert restored.below_since == since
+    assert (restored.volume, restored.below_since) == (volume, since)
     await again.update_all()
     assert restored.volume == volume
 

@@ -538,6 +538,4 @@ def test_an_order_says_what_the_job_needs(world):
     (order,) = node.heard.start
     assert (order.user, order.pool, order.task, order.command) == ("ann", "p", "t", "true")
     assert (order.cpu_limit, order.memory_limit, order.user_slots) == (2.0, 0, 1)
-    assert order.environment == {"A": "b"}
-    assert order.job_cpu_monitor == {"smoothing_factor": 0.2}
-    assert order.wait_s == 30.0
+    assert (order.environment, order.job_cpu_monitor, order.wait_s) == ({"A": "b"}, {"smoothing_factor": 0.2}, 30.0)

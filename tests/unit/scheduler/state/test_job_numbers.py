@@ -248,8 +248,7 @@ def test_a_job_stopped_for_its_time_keeps_its_numbers_until_its_end(world):
     here, there, _, job = stop_unstored(world, 100.0, job_time_limit=90_000)
     world.settle_down()
     for _ in range(2):
-        assert world.state.jobs[job].cookie == 0
-        assert world.state.jobs[job].index == 0
+        assert (world.state.jobs[job].cookie, world.state.jobs[job].index) == (0, 0)
         assert world.state.jobs[job].keeps_place
         assert there.jobs == {}
         assert_consistent(world.state)

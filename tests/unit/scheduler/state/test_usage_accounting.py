@@ -84,8 +84,7 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first(more_s):
     small.step()
     assert set(node.jobs) == {small.one, small.two}
     (record,) = [record for record in small.state.preemptions if record.kind == "overcommit"]
-    assert record.operation_id == small.first
-    assert record.at == begun + 16 + more_s
+    assert (record.operation_id, record.at) == (small.first, begun + 16 + more_s)
     assert record.freed["cpu"] == 4.0
     assert "12 of 10 cores" in record.why
     small.step()
