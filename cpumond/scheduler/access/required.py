@@ -146,7 +146,7 @@ def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
 
 
 def list_needs(state: State, command: Command, rights: Rights) -> Iterator[Need]:
-    """Yield the rights that a command needs. A missing object needs none: the command itself is then refused."""
+    """Yield the rights that a command needs. If an object is missing, none is needed: the command itself is refused."""
     yield from _NEEDS[type(command)](state, command, rights)
 
 
@@ -432,7 +432,7 @@ def _planned_ids() -> Callable[[], str]:
 
 
 def _inherit_at_once(config: Config, target: Config) -> Iterator[Need]:
-    """Yield what ``_inherit_anew`` does, for pools that are moved by many changes at once: their parents may be new."""
+    """Yield what ``_inherit_anew`` yields, for pools moved by many changes at once: their parents may be new."""
     for name, tree in target.trees.items():
         old = config.trees.get(name)
         if old is None or old is tree:

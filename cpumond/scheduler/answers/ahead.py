@@ -34,7 +34,7 @@ MOST_RUNS: Final = 40
 LEAST_RUN_S: Final = 0.2
 FIRST_RUN_S: Final = 1.0
 MOST_RUN_S: Final = 20.0
-"""Limits of the CPU time of one run: the lowest; the highest of the first round and of later ones."""
+"""The limit of one run's CPU time: its minimum; its maximum in the first round; its maximum in later rounds."""
 PATIENCE: Final = 3.0
 """If operations still wait, a run ends after this many times the CPU time that passed until the last start of one of
 them: an operation that can never start must not delay the forecasts of others."""
@@ -121,7 +121,7 @@ def send_forecasts(
 
 
 def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
-    """Return the CPU time that a run may take while operations wait. ``moved_s``: until its last start. Pure."""
+    """Return the CPU time that a run may take while operations wait. ``moved_s``: that until its last start. Pure."""
     return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 
@@ -264,7 +264,7 @@ def _run(
             time.process_time() + COMPARED_S,
             time.monotonic() + COMPARED_CLOCK_S,
         )
-        # If one of their jobs restarts, for example after a drain, this is not a start of the operation.
+        # They have begun: a restart of one of their jobs, such as after a drain, is not their start.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
 

@@ -2,8 +2,8 @@
 remembers earlier starts.
 
 The position of an actual start in its simulated interval is a number: -1 at the beginning of the interval (10 %), 0 at
-its middle, 1 at its end (90 %). 10 % of the last starts had a lower position than the beginning of a corrected
-interval, and 10 % a higher one than its end."""
+its middle, 1 at its end (90 %). A corrected interval begins at the position below which 10 % of the last starts were,
+and ends at that above which 10 % were."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPPOSED_SPREAD: Final = 1.25
 LEAST_S: Final = 5.0
 """Shortest half of an interval, in seconds: jobs start only with heartbeats."""
 ENOUGH: Final = 20
-"""Minimum number of starts for a report of the share of them inside their intervals."""
+"""Minimum number of starts before the share of them that was inside their intervals is reported."""
 
 
 class Interval(NamedTuple):
@@ -67,7 +67,7 @@ class Calibration:
             self.take(*told, began)
 
     def correct_interval(self, raw: Interval, now: float) -> Interval:
-        """Return a simulated interval corrected; none of its moments is before ``now``."""
+        """Return the corrected form of a simulated interval; no moment in it is before ``now``."""
         if raw.first is None or raw.middle is None:
             return raw
         # A moment stays uncorrected if the interval has no known end on its side.
@@ -127,8 +127,8 @@ def _half_s(raw: Interval, is_first: bool) -> float | None:
 
 def quantile(sorted_values: Sequence[float], part: float) -> float | None:
     """Return the value below which a new value of the same distribution lies with probability ``part``. The two or more
-    values divide the range into parts of equal probability; beyond them the slope continues. Returns None if the result
-    is infinite."""
+    values divide the range into parts of equal probability; beyond them the slope continues. Returns None for
+    infinity."""
     place = part * (len(sorted_values) + 1) - 1.0
     low = min(max(int(place), 0), len(sorted_values) - 2)
     first, second = sorted_values[low], sorted_values[low + 1]

@@ -119,7 +119,7 @@ class Causes:
         self._known: dict[str, Waiting] = {}
         self._running = count_running(tree)
         self.doubtful: list[Operation] = []
-        """Pool -> cause for which operations in it do not run; None: it is not full."""
+        """The operations found so far whose jobs perhaps fit no node of the tree."""
 
     def of(self, element: OperationElement) -> Waiting:
         """Return why an operation waits in this tree, at the moment of this object."""

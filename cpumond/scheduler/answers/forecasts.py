@@ -36,7 +36,7 @@ TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are already running; try agai
 SIMULATION_S: Final = 120.0
 """Time after which a simulation is aborted."""
 REPORT_PERIOD_S: Final = 5.0
-"""Interval of progress reports to the caller, sent even without progress, since a copy runs at the lowest priority."""
+"""Interval of reports to the caller, also of those without progress: a copy runs at the lowest priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Forecasts:
             self.cpu_s += 0.0 if child is None else child.cpu_s
 
     async def _await_update(self) -> None:
-        """Wait until an update just ended. It needs most of the memory: the next one then finds its pages copied."""
+        """Wait until an update just ended. Updates use most of the memory: the next one then finds pages copied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_PERIOD_S):
                 await self._updated.wait()

@@ -96,7 +96,7 @@ class IdleReport(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Obstacles, the visible one first, and one remedy for all. ``placed``: operation -> cores that start after it.
+    """Obstacles, the visible one first, and one remedy for all. ``placed``: operation -> cores that the remedy starts.
 
     ``waits``: the operations blocked by the first obstacle. ``idle``: the idle CPU assigned to these obstacles alone.
     """

@@ -192,7 +192,7 @@ class _Search:
         return best
 
     def _try_values(self, chain: list[Obstacle], values: Started, waits: frozenset[str]) -> Found | None:
-        """Return the remedy with these values and the work that it starts, without limits that no value reaches."""
+        """Return the remedy with these values and the work that it starts; limits that stay sufficient are left out."""
         needed = [each for each in chain if each.kind not in COUNTS or self._reaches(each, values)]
         started = self._try(join(self._list_remedies(needed, values, waits)), waits, needed)
         return None if started is None else self._make(needed, values, started, waits)

@@ -161,7 +161,7 @@ def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Obstacle]:
 
 
 def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Obstacle, ...]:
-    """The elements on its path that limit an operation's first request; none if limits allow one of the requests."""
+    """The elements on an operation's path that limit its first request; none if limits allow one of its requests."""
     path: list[OperationElement | PoolElement] = [element, *element.ancestors()]
     limited = [each for each in path if each.limits is not UNLIMITED]
     in_way = [

@@ -249,7 +249,7 @@ def _list_counts(tree: Tree) -> dict[str, tuple[int, int]]:
 
 
 def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, int]]]], state: State) -> Iterator[str]:
-    """Yield how many operations inner pools without their own limits may run after the tree's option changes (2.4)."""
+    """Yield how many operations an inner pool without own limits may run after the tree's option changes (2.4)."""
     option = "per_pool_counts_for_leaves_only"
     for name, tree in state.trees.items():
         was_on, counts = before.get(name, (None, {}))

@@ -383,7 +383,7 @@ def _raise_limits(look: Look, name: str, started: Started) -> Remedy:
 
 
 def _slack(look: Look, pool: PoolElement, r: int) -> float:
-    """Return an allowance for one more job if waiting jobs differ in size: other jobs may start than those counted."""
+    """Return an allowance for one more job if waiting jobs differ in size: jobs other than those counted may start."""
     inside = [name for name, each in look.waiting.items() if any(above is pool for above in each.element.ancestors())]
     orders = {order[r] for order in look.orders(inside)}
     return max(orders) if len(orders) > 1 else 0.0
@@ -521,7 +521,7 @@ def _offer_slots(name: str) -> Callable[[State], None]:
 
 
 def _fit_gang(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Return the remedy for the gang that would use most: start it with the number of jobs that fit at once."""
+    """Return the remedy for the gang that would use most cores: start it with the number of jobs that fit at once."""
     gangs = [each for each in waits if look.waiting[each].element.operation.record.is_gang]
     name = max(gangs, key=lambda each: started.cores.get(each, 0.0))
     operation = look.waiting[name].element.operation
@@ -557,7 +557,7 @@ def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
 
 
 def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Return the remedy for nodes that filters leave out: how much they keep idle. It proposes no value, since the
+    """Return the remedy for nodes that filters leave out. It says which these are and proposes no value, since the
     filter is deliberate."""
     elements = [look.waiting[each].element for each in sorted(started.cores or waits)]
     told = list(

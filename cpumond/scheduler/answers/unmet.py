@@ -230,7 +230,7 @@ def _set_option(
     element: OperationElement | PoolElement, pool: PoolElement, option: str, value: object, cores: float, why: str,
     verb: str = "raise",
 ) -> Remedy:  # fmt: skip
-    """Return a remedy: set the option of a pool (of the tree, for the root) that keeps ``pool`` from its guarantee."""
+    """Return a remedy: change the option of ``element`` (root: of the tree) that keeps ``pool`` from its guarantee."""
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     text = f"set it to {shown}" if isinstance(value, bool) else f"{verb} it to {shown}"
     if option.endswith("timeout"):

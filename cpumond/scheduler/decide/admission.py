@@ -188,7 +188,7 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
     """Return ``operation_limits`` of an existing pool below the root. With ``per_pool_counts_for_leaves_only`` an inner
-    pool has its own limits or those of the tree. A pool is inner if it has explicit sub-pools or ephemeral pools are
+    pool has its own limits or those of the tree. A pool is inner if it has explicit sub-pools or ephemeral ones are
     created in it."""
     tree = pool.tree.config.settings
     if tree.per_pool_counts_for_leaves_only and is_inner(pool):

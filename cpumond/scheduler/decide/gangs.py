@@ -57,7 +57,7 @@ class Reservation:
 
 
 def may_take_back(element: OperationElement) -> bool:
-    """Whether backfilled jobs stop for a gang: not if the requests of other jobs block it as well (1.10)."""
+    """Whether backfilled jobs stop for a gang: not if requests of other jobs block this gang, too (1.10)."""
     return element.tree.config.settings.enable_backfill and element.operation.record.allow_reclaimed
 
 
@@ -253,7 +253,7 @@ class _GangSearch:
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
         self.unordered = {node: node.unordered_cores for node in rooms}
-        """Node -> its ``unordered_cores``, with the placements and victims so far."""
+        """Node -> its ``unordered_cores`` after the placements and victims so far."""
         self.losses = Losses()
         self.places: list[GangPlace] = []
         self.victims: list[Candidate] = []

@@ -95,7 +95,7 @@ class ServiceOrder:
         self._heaps: dict[PoolElement, list[Entry]] = {}
         """Pool -> heap of its children that want jobs."""
         self._valid: dict[Element, int] = {}
-        """Child -> the version of its valid entry, or NO_ENTRY; has every child that ever had an entry."""
+        """Child -> the version of its valid entry, or NO_ENTRY; contains every child that ever had one."""
         self._ranks: dict[Element, int] = {}
         """Child -> its rank among its siblings; children added after this order was made have no rank."""
         self._version = 0
@@ -163,8 +163,8 @@ class ServiceOrder:
         return (element.satisfaction, 0.0)
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
-        """Return a pool's key: that of its best child (7.1); its own satisfaction decides between equal ones. None if
-        no child wants a job.
+        """Return a pool's key: that of its best child (7.1); its own satisfaction decides between equal keys. None if
+        all want none.
 
         A pool above its own fair share is served by its own satisfaction. Otherwise a pool with more operations than
         jobs could get every slot even far above its share: some child has no job, so the minimum would always be 0.

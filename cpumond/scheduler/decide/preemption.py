@@ -159,8 +159,8 @@ class _Search:
         self.own = {candidate.element for candidate in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
-        """Search below a pool that is the root or has candidates. ``available``: free resources, and those that pools
-        above release."""
+        """Search below a pool that is the root or has candidates. ``available``: free resources, and those released by
+        pools above."""
         stage, below = self.stage, self.below.get(pool)
         if below is None or not pool.may_use(stage.node):
             return None

@@ -79,7 +79,7 @@ class SnapshotMaker:
         """Pools with a ``lending_limit`` in the last snapshot -> what they do not lend; lower pools come first."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
-        """Return the present tree; sets ``limits`` and ``demand`` of its elements and recomputes the pools' usage."""
+        """Return a snapshot; set ``limits`` and ``demand`` of the tree's elements and recompute the pools' usage."""
         flat = [name for name, pool in tree.pools.items() if pool.settings.flatten]
         basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version, flat)
         if basis != self._basis:

@@ -43,8 +43,8 @@ ROUNDING: Final = 1e-9
 def sort_jobs(element: OperationElement) -> None:
     """Sort the active jobs of an operation into the three lists (6.4), if they may have changed (``lists_are_old``).
 
-    U is the usage of all jobs before a job. Jobs are sorted by start or, with ``preempt_cheapest_first``, by the work
-    that each would have lost at the last update in proportion to its size, largest first.
+    U of a job is the usage of all jobs sorted before it. Jobs are sorted by start or, with ``preempt_cheapest_first``,
+    by the work that each would have lost at the last update in proportion to its size, largest first.
     - Non-preemptible: while U is below the fair share times ``aggressive_preemption_satisfaction_threshold`` on every
       non-blocked resource, or below ``non_preemptible_resource_usage_threshold`` on all resources that it names.
     - Then aggressively preemptible: while U is below the fair share times ``preemption_satisfaction_threshold``.
@@ -160,8 +160,8 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
 
 
 def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
-    """Whether an operation's mode and number of jobs let it lose jobs. If a guarantee is claimed, the number protects
-    no jobs (6.10)."""
+    """Whether an operation's mode and number of jobs let it lose jobs. For a claimed guarantee, the number is ignored
+    (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return False
     return by_guarantee or not is_protected_by_count(element, len(element.jobs))
@@ -222,7 +222,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     Candidates are the jobs that could be preempted at some priority, by their list (6.4), the count rule and all
     elements above them (6.5); jobs that only targets inside a blocking pool may preempt are no candidates. Lists and
     counts protect from other operations, not from a limit: if an element above its limit has no candidate left on any
-    online node, its other jobs on this node end, too. Therefore a lowered ``resource_limits`` ends jobs, whatever their
+    online node, its other jobs on this node end, too. So a lowered ``resource_limits`` ends jobs, whatever their
     number."""
     jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}

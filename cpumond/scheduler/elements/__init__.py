@@ -183,7 +183,7 @@ class PoolElement(Element):
 
     @property
     def owner(self) -> str:
-        """The user of an ephemeral pool, which is that of its oldest operation (2.9); "" if it has no operation."""
+        """The user of an ephemeral pool, who is the user of its oldest operation (2.9); "" if it has no operation."""
         oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
         return "" if oldest is None else oldest.operation.record.user
 
@@ -193,8 +193,7 @@ class PoolElement(Element):
 
     @property
     def sharing(self) -> PoolElement:
-        """The pool whose share this pool's children divide: itself or, if flattened, the nearest above that is not
-        (2.16)."""
+        """The pool whose share this pool's children divide: itself or, if flattened, the nearest that is not (2.16)."""
         return self.parent.sharing if self.settings.flatten and self.parent is not None else self
 
     def list_sharing(self) -> Iterator[PoolElement]:
@@ -465,7 +464,7 @@ class Job:
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
         """When heartbeat responses first and last contained its start; None if none did, or the job was adopted. For a
-        job of an earlier run, ``first_sent_at`` is the start of this run, then its node's first heartbeat to it."""
+        job of an earlier run, ``first_sent_at`` is the start of this run, then the node's first heartbeat to it."""
         self.is_stored = False
         """Whether the job's start is stored; a heartbeat response must not contain the start before that."""
         self.report = NO_REPORT

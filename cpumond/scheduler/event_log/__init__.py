@@ -142,7 +142,7 @@ class EventLog:
         return await asyncio.to_thread(_decode_all, found)
 
     async def resolve(self, command: UndoChange) -> Undo:
-        """Return the changes of the event to undo. Raises CommandError if the event is missing or changed nothing."""
+        """Return the changes of an event that an undo shall reverse. Raises CommandError if there are none."""
         found = await self.read((), before=command.number + 1, limit=1)
         number, event = found[0] if found else (0, None)
         if event is None or number != command.number or event.kind not in AUDITED:

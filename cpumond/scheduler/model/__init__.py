@@ -450,7 +450,7 @@ class TaskMemory(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """How rules of a retry policy start a job again (3.9). Kept until a job with the same cookie has completed."""
+    """When and how a retry policy starts a job again (3.9). Kept until a job with the same cookie has completed."""
 
     used: dict[str, int] = {}
     """Rule -> number of times that the rule started this job again. The rule that was used last is the last key."""
@@ -685,14 +685,14 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     task_job_index: int = -1
     """-1 if an older version started it, which did not number jobs (7.4)."""
     set_container_cpu_limit: bool | None = None
-    """Whether it has a ceiling (1.10); None if that follows from its class."""
+    """Whether the job has a ceiling (1.10); None if that follows from the job's class."""
     memory_reserve: int = 0
     """As ``Job.memory_reserve``."""
     memory_limit: int = 0
     """Bytes that it requested, if a retry policy starts jobs of its operation again; 0 for the value of its task."""
     incarnation: str = ""
     gang_rank: int = -1
-    """"" and -1: of no gang, without a rank (7.5)."""
+    """-1: it has no rank. ``incarnation`` "": it is in no gang (7.5)."""
     counted: CorePair = NOTHING_COUNTED
     """Part of its requested and used core-seconds that stored sums of budgets contain (2.15)."""
     backfill_until: float | None = None
@@ -741,7 +741,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     incarnation: str = ""
     gang_rank: int = -1
-    """"" and -1: of no gang, without a rank (7.5)."""
+    """-1: it has no rank. ``incarnation`` "": it is in no gang (7.5)."""
     held_core_seconds: float | None = None
     """Its request times its run time; None if no budget can count that (2.15)."""
     backfill_until: float | None = None

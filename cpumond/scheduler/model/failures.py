@@ -13,7 +13,7 @@ MEMORY_LIMIT_EXCEEDED: Final = 1200
 JOB_TIME_LIMIT_EXCEEDED: Final = 1202
 USER_JOB_FAILED: Final = 1205
 NON_ZERO_EXIT_CODE: Final = 10_000
-"""Error codes of jobs. The last one is an inner error of that of a failed job."""
+"""Error codes of jobs. The last one is only inside the error of a failed job."""
 
 
 class EndError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

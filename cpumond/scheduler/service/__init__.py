@@ -79,8 +79,8 @@ log = structlog.get_logger("cpumond.scheduler")
 
 COLLECT_PERIOD_S = 60.0
 FULL_COLLECTION = 5
-"""One in this number of collections is full: it covers all objects and delays heartbeats by a tenth of a second. The
-others cover only objects created since the previous collection."""
+"""One of this many collections is full: it covers all objects and delays heartbeats by a tenth of a second. The others
+cover only objects created since the previous collection."""
 MUTATION_AGE_S = 900.0
 """Seconds for which repeated commands are recognised. Clients repeat commands for a shorter time (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000

@@ -149,7 +149,7 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
 
 
 def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
-    """Clear all evidence against a node: it gets jobs again unless it is cordoned. With ``why`` this is an event."""
+    """Clear all evidence against a node: it gets jobs again unless it is cordoned. A given ``why`` makes an event."""
     if why and node.failing is not None and node.failing.is_reported:
         state.happened.append(make_works_event(node, why, now))
     node.failing = None

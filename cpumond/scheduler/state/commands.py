@@ -202,7 +202,7 @@ def _fits_any(tree: Tree, text: str) -> bool:
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """New records of operations whose pool is renamed in ``config``, or removed there and stays ephemeral."""
+    """New records of operations whose pool is renamed in ``config``, or removed there but stays as an ephemeral one."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)

@@ -36,7 +36,7 @@ _COPIED_BYTES: Final = 2**21
 """Maximum bytes copied at a time: about 2 ms, in which other threads that need new memory wait."""
 NICENESS: Final = 19
 ASKED_NICENESS: Final = 5
-"""Niceness of a copy with little work that a caller waits for. At the lowest it would take minutes on a busy host."""
+"""Niceness of a copy with little work that a caller waits for. The lowest could take minutes on a busy host."""
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
 
@@ -71,8 +71,8 @@ class Child:
     """A working child. Its messages are read with ``messages``, in the thread of the event loop."""
 
     def __init__(self, work: Callable[[Send], None], niceness: int | None = None) -> None:
-        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness``: if None,
-        NICENESS. Raises ChildError."""
+        """Fork. ``work`` gets a function that sends a message; when ``work`` returns, the child ends. ``niceness``: if
+        None, NICENESS. Raises ChildError."""
         reading, writing = os.pipe()
         parent = os.getpid()
         try:

@@ -25,10 +25,10 @@ EXACT_SIZE: Final = 400
 """Up to this number of operations and nodes, each update and heartbeat of the first SMALL_EXACT_S is made."""
 SMALL_EXACT_S: Final = 600.0
 LARGE_EXACT_S: Final = 6.0
-"""If there are more, each is made for this time after commands, since these may concern running jobs."""
+"""If there are more, each is made only after commands, for this time: commands may concern running jobs."""
 LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
-"""Later, intervals grow up to this fraction of the time since then; SMALL_DETAIL applies to small clusters."""
+"""After that time, intervals grow up to this fraction of the time since its end; SMALL_DETAIL: in small clusters."""
 REACTION_S: Final = 0.05
 """Delay from the start or end of a job on a node to the heartbeat that reports it: agents send it early."""
 PROGRESS_EVENTS: Final = 1000
@@ -37,7 +37,7 @@ MOST_BARREN: Final = 8
 
 
 class Load(Protocol):
-    """What the scheduler does not decide."""
+    """Input of a simulation that the scheduler does not decide: what jobs and users do."""
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
         """Return the remaining run time, in seconds, of a job that has run for ``ran_s``; infinity if it is unknown."""
@@ -46,7 +46,7 @@ class Load(Protocol):
         """Return the fraction of its request at which a job's limit settles, and the seconds until then."""
 
     def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
-        """The next operation that a user starts, with the id and sequence of a known one; None if none is expected."""
+        """The next operation that a user starts: a known one, with its id and sequence; None if none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Forward:
         enough: Callable[[], bool] = lambda: False,
     ) -> Course:
         """Return what happens before ``until`` if the only input is ``commands`` and what the ``Load`` decides. Raises
-        CommandError if a command is refused. ``enough`` is called now and then; if true, the simulation stops."""
+        CommandError if a command is refused. ``enough`` is called now and then; if it returns true, this stops."""
         course = self.course
         course.until = until
         for command in commands:

@@ -18,10 +18,10 @@ from cpumond.scheduler.state import State
 SETTLED_S: Final = 30.0
 """Seconds until the monitor has found a job's limit, as measured in the lab of limit rules."""
 SPREAD: Final = 0.1
-"""Standard deviation, as a fraction, of values drawn from a few jobs from those of all jobs."""
+"""Standard deviation, as a fraction, of the run times of one operation from those of all jobs of the kind."""
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
-"""If less than two days are known, arrivals are expected to be like those of this last period."""
+"""If less than two days are known, arrivals are expected to be like those of this last time, in seconds."""
 
 LEAST_KNOWN_S: Final = 600.0
 """Minimum known period before any arrivals are expected."""
@@ -43,7 +43,7 @@ class Experience:
             for job in state.finished_jobs.get(record.id, {}).values():
                 self._known.see(record, job)
         finished = list(state.finished.values())
-        # Of the time before the first finished operation that is kept, other finished operations are not known.
+        # Operations that finished before the first one that is kept are not known.
         if len(finished) >= state.rules.finished_operation_retention_count:
             since = (finished[0].finish_time or 0.0) if finished else now
         else:
