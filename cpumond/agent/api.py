@@ -50,7 +50,7 @@ MAX_HELD_BYTES = 32 * 2**20
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
-"""Maximum seconds from the connection, or the previous response, to the end of a response. Longer than KEEP_ALIVE_S."""
+"""Maximum seconds until a response ends, from the connection or the previous response on. Longer than KEEP_ALIVE_S."""
 RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -109,7 +109,7 @@ def make_page_app(agent: Agent) -> ASGIApp:
 class _OwnNamesOnly:
     """Refuses requests for host names that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
-    Else the page of an attacker whose site's name resolves to this host (DNS rebinding) could read this one."""
+    Otherwise an attacker's page could read this one, if the name of its site resolves to this host (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app
@@ -145,7 +145,7 @@ class OwnNames:
         self._asked_at_s = -math.inf
 
     async def __call__(self, host: str) -> bool:
-        """Return whether the name ``host`` (without a port) is one of this host."""
+        """Return whether ``host`` (without a port) is a name of this host."""
         name = host.lower().rstrip(".")
         if not name or is_loopback(name) or _is_address(name) or name in self._known():
             return True

@@ -50,7 +50,7 @@ MAX_LABELS = 8
 """Maximum number of unit properties that one source may read."""
 
 Layer = Annotated[dict[str, Any], msgspec.Meta(extra={"table": MonitorSettings})]
-"""Options of ``job-cpu-monitor`` that one level sets explicitly, with normalised names; durations are in seconds."""
+"""Options of ``job-cpu-monitor`` that a node, source, operation or job sets: normalised names, durations in seconds."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
@@ -140,12 +140,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[scheduler]``: the scheduler that uses this host as a node. ``tags``: decide the tree of the host.
-
+    """``[scheduler]``: the scheduler that uses this host as a node. ``tags`` decide which tree the host belongs to.
     ``url``: the scheduler's address, or a list of addresses of schedulers, one of which leads; "" = no scheduler.
     ``ca_file``: the authority of the scheduler's certificate, "" = the authorities that the system trusts.
-    ``may_set_mode``: roll-out stages of the scheduler set the highest level of changes to limits on this host, bounded
-    by this configuration. Until the scheduler sets a level, no limit is written (shadow)."""
+    ``may_set_mode``: the scheduler's roll-out stages set the highest level for this host, but no level above what this
+    configuration allows. Until the scheduler sends a level, no limit is written (shadow)."""
 
     url: str | list[str] = ""
     token: str = ""
@@ -227,7 +226,7 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[cost]``: the fraction of a core that checks may use. If exceeded, jobs are checked in turns (0 = never)."""
+    """``[cost]``: the fraction of a core that checks may use. If they use more, jobs are checked in turns. 0: never."""
 
     cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
 
@@ -406,7 +405,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
-        """Return the options in ``given`` without effect on every job of sources ``some`` and operations ``names``."""
+        """Return the options in ``given`` that affect no job of the sources ``some`` and the operations ``names``."""
         found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
         return [text for text in found[0] if all(text in others for others in found)]
 
@@ -435,8 +434,8 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
     root = normalise_root(options.cgroup_root, where, "executor.cgroup_root") or EXECUTOR_ROOTS[options.kind]
     if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:
         raise ConfigError(
-            f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
-            f"got {root!r}; delete it"
+            f'{where}: executor.cgroup_root: with kind = "systemd" jobs are always in {EXECUTOR_ROOTS["systemd"]}, '
+            f"got {root!r}; delete this line"
         )
     if options.kind == "cgroup" and is_idle_name(root):
         raise ConfigError(
@@ -480,7 +479,7 @@ def _check_loopback(listen: str, where: str) -> None:
 
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
-    """A managed root as a relative path without slashes at both ends; "" is the whole hierarchy. Raises ConfigError."""
+    """Return a managed root as a relative path without outer slashes; "" is the whole hierarchy. Raises ConfigError."""
     refuse_mounted(root, f"{where}: {key}")
     parts = [part for part in root.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in root:
@@ -534,9 +533,9 @@ def _check_engine(source: Source, where: str) -> None:
         )
     for key in ("slices", "labels", "id", "id_regex"):
         if getattr(source, key):
-            raise ConfigError(f'{where}: {key}: not with kind = "{source.kind}", the engine names its jobs; delete it')
+            raise ConfigError(f'{where}: {key}: must not be set with kind = "{source.kind}": the engine names its jobs')
     if source.kind == "slurm" and source.socket:
-        raise ConfigError(f'{where}: socket: not with kind = "slurm", which is queried by `squeue`; delete it')
+        raise ConfigError(f'{where}: socket: must not be set with kind = "slurm", which is queried by `squeue`')
     is_address = source.kind == "kubernetes" and re.match(r"https?://[^/\s]+", source.socket)
     if source.socket and not (source.socket.startswith("/") or is_address):
         wanted = "an absolute path" + (", or kubelet's https:// address" if source.kind == "kubernetes" else "")
@@ -548,7 +547,7 @@ def _check_engine(source: Source, where: str) -> None:
     if source.ca_file == "none" and not is_loopback(urlsplit(source.socket or "//127.0.0.1").hostname or ""):
         raise ConfigError(
             f'{where}: ca_file: "none" is only for a kubelet on the loopback; at {source.socket!r} another host could '
-            "answer and receive the token; name the file of its certificates"
+            "answer and receive the token; name the file of the kubelet's certificate authority"
         )
 
 

@@ -262,7 +262,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     directory = os.path.join(agent.context.hierarchies.cpu_root, path)
     other = agent.table.find(job.job_id)
     if other is not None and other.found.path != path:
-        raise ConfigError(f"job {job.job_id!r} is already the one at {other.found.path}; give this one another --id")
+        raise ConfigError(f"job id {job.job_id!r} is already that of {other.found.path}; give this job another --id")
     for known in agent.context.registered.content.jobs.values():
         if known.path == path and known.job_id != job.job_id:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
@@ -342,7 +342,7 @@ def _find(agent: Agent, name: str) -> Tracked:
     if job is None:
         near = ", ".join(sorted(known.found.job_id for known in agent.table)[:5])
         raise UnavailableError(
-            f"no job {name!r} here; `cpumond status` lists them" + (f" ({near}, ...)" if near else "")
+            f"no job {name!r} here; `cpumond status` lists the jobs" + (f" ({near}, ...)" if near else "")
         )
     return job
 

@@ -11,7 +11,7 @@ from cpumond.core.settings import find_ignored
 
 
 def find_dead_ends(config: AgentConfig) -> list[str]:
-    """Return a sentence about each such setting, with the remedy."""
+    """Return a sentence about each setting that is valid but hardly intended, with the remedy."""
     folder = os.path.join(os.path.dirname(os.path.abspath(config.path)), "conf.d")
     told = [f"{name}: is not read: its name must end with .toml" for name in find_ignored(folder)]
     for number, source in enumerate(config.source, 1):

@@ -85,7 +85,7 @@ class Engines:
     def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
         """Query again the engines of ``jobs`` that report requests, and wait for the answers of those that are up.
 
-        An engine may have changed a request since the last query. Return whether there is any such engine; if so, the
+        An engine may have changed a request since the last query. Return whether any engine was queried; if so, the
         caller must read the views again."""
         since_s = time.monotonic()
         telling = (found for found in jobs if found.engine is not None and found.engine.reports_request)
@@ -101,7 +101,7 @@ class Engines:
         return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
-        """Query the engines of ``kinds`` again, at most once in ASK_NAMES_S, because cgroups may be without a name."""
+        """Query the engines of ``kinds`` again, at most once in ASK_NAMES_S, for cgroups that have no name yet."""
         keys = [key for key in self._sources if key[0] in kinds]
         if keys and self._thread is not None and time.monotonic() >= self._names_at_s:
             self._names_at_s = time.monotonic() + ASK_NAMES_S

@@ -395,7 +395,7 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
-    """Yield the labels that systemd or an engine gives the job. An engine's labels differ from all others in name."""
+    """Yield the labels that systemd or an engine gives the job. No label of an engine has the name of another label."""
     prefix = ""
     if job.found.engine is None:
         prefix = "unit_"

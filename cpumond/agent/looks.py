@@ -14,8 +14,8 @@ from cpumond.monitor.model import EARLY_LOOK_S
 from cpumond.monitor.peak import EARLY_ABOVE
 
 Watched = tuple[int, bytes, Tracked]
-"""Descriptor of a job's cpu.stat; a line that this file contains as long as the job is not throttled again; the job.
-With these, a look at a job that was not throttled again does not touch the job's record."""
+"""Descriptor of a job's cpu.stat; the line of this file that stays the same until the job is throttled once more; the
+job. With these, a look at a job that was not throttled does not touch the job's record."""
 
 
 DRIFT: Final = 31 / 32
@@ -69,9 +69,8 @@ MANY_USE_LOOKS: Final = 50
 
 
 class LookSchedule:
-    """The schedule of looks at a fixed rate. ``next_s`` is the monotonic time of the next look, infinity for never.
-
-    The jobs with a lowered limit are determined once per tick, because only ticks lower limits."""
+    """Decides when looks are due; they repeat at a fixed rate. ``next_s`` is the monotonic time of the next look,
+    infinity for never. The jobs to look at are determined once per tick, because only ticks lower limits."""
 
     def __init__(self) -> None:
         self.next_s = math.inf

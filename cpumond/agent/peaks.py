@@ -152,7 +152,7 @@ class PeakFile:
             log.debug("peaks_begin_anew", error=f"{self.path}: does not exist")
             return
         self._saved = identify(self.path)
-        # The age of the file counts: agents that are killed again and again write it as often as one that runs on.
+        # The period counts from the file's last write: otherwise an agent that is killed often would never write it.
         age_s = max(self._clock.wall_s() - _read_mtime_s(self.path), 0.0)
         self.due_s = min(self.due_s, self._clock.monotonic_s() + self.period_s - age_s)
         if content.boot_id != self._boot_id or content.root != self._root_id:
@@ -178,7 +178,7 @@ class PeakFile:
         return caution is not None
 
     def keep(self, job: Tracked) -> None:
-        """Keep memory of a job not followed now whose cgroup still exists: it may return, also under a new name."""
+        """Keep the memory of a job no longer followed whose cgroup exists: it may return, perhaps with a new name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned
@@ -192,7 +192,7 @@ class PeakFile:
                 del self._cautions[next(iter(self._cautions))]
 
     def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """If it is due, write the memory of ``jobs``. Never raises, and does not wait for the disk."""
+        """Write the memory of ``jobs`` if that is due. Never raises, and does not wait for the disk."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + self.period_s

@@ -44,7 +44,7 @@ class Places:
             except CpumondError as error:
                 errors.append(str(error))
                 if look is self.lock and isinstance(error, UnavailableError):
-                    # By now the files may belong to another agent. If it is a `restore`, the lock is free soon.
+                    # By now the files may belong to another agent; if a `restore` has them, the lock is free soon.
                     self._blocked += 1
                     self.is_ousted = self._blocked >= PATIENCE
                     break

@@ -27,7 +27,7 @@ MAX_PROBLEMS, MAX_PROBLEM = 10, 300
 
 
 class HeartbeatPublisher:
-    """Publishes heartbeats and samples, each with its own period. ``beat_at_s``: when the scheduler gets the next."""
+    """Publishes heartbeats and samples, each with its own period. ``beat_at_s``: time of the next heartbeat."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -93,7 +93,7 @@ class HeartbeatPublisher:
 
     @property
     def beat_period_s(self) -> float:
-        """The configured period, or that which a busy scheduler asks for if it is longer."""
+        """The configured period or, if it is longer, the period that a busy scheduler asks for."""
         link = self.context.link
         return max(self.context.config.scheduler.heartbeat_period_s, 0.0 if link is None else link.period_s)
 

@@ -45,7 +45,7 @@ LAST_ORDERS_S = 0.5
 """Seconds for which the agent, at its end, waits for the engines of jobs whose limits were written since the last tick:
 only the engine knows whether it requested exactly the limit in force."""
 LAST_ANSWERS_S = 2.0
-"""Seconds for which the agent, at its end, waits for systemd's answer who made the last changes."""
+"""Seconds for which the agent, at its end, waits until systemd has answered who made the last changes."""
 
 
 class Agent:
@@ -190,7 +190,7 @@ class Agent:
         self.notifier.ping()
 
     def store_peaks(self) -> None:
-        """If it is due, let a thread store the memory of rule ``peak``. To be called between two ticks."""
+        """Let a thread store the memory of rule ``peak`` if that is due. To be called between two ticks."""
         if not self.writer.is_ousted:
             self.context.peaks.store(self.table, self.clock.monotonic_s())
 

@@ -101,7 +101,7 @@ def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bo
     """Return whether the cgroups of ``content`` may still exist; ``copy_path`` is its copy in ``runtime_dir``.
 
     If ``run`` is a file system in memory, a copy below it is of this boot. The boot's identity alone is not enough: if
-    systemd runs in a container, the service's sandbox shows the host's identity, but a shell that of the container."""
+    systemd runs in a container, the service's sandbox shows the host's identity, and a shell shows the container's."""
     with contextlib.suppress(OSError):
         in_run = os.path.realpath(copy_path).startswith(f"{run}/")
         if in_run and os.stat(copy_path).st_dev != os.stat("/").st_dev:

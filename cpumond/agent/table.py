@@ -46,7 +46,7 @@ MANY_JOBS = 20
 """If one rescan finds more new jobs than this, they are logged in one line."""
 
 EMPTY_LOOKS, EMPTY_TICKS = 100, 60
-"""Each tick looks at at least EMPTY_LOOKS cgroups without a process. All of them are looked at within EMPTY_TICKS."""
+"""Each tick examines EMPTY_LOOKS cgroups without a process, or more, so that EMPTY_TICKS are enough for all of them."""
 
 HALF_LOOKS = 20
 """Number of rescans in a row that look for a cgroup in the second hierarchy (v1) if it was found only in one."""
@@ -175,8 +175,8 @@ class JobTable:
             self.problems[found.path] = str(error)
 
     def waits_for_half(self) -> bool:
-        """Return whether a cgroup must be looked at again soon: it was found in only one hierarchy in a few looks so
-        far, or its unit's limit may not be set yet."""
+        """Return whether a cgroup must be looked at again soon: so far, a few looks have found it in only one of two
+        hierarchies, or its unit's limit may not be set yet."""
         return bool(self._doubted) or any(looks < HALF_LOOKS for looks in self._half_made.values())
 
     def _is_same(self, job: Tracked) -> bool:
@@ -408,7 +408,7 @@ class JobTable:
     def drop(self, job: Tracked) -> None:
         """Stop following a job whose cgroup is gone.
 
-        If only its name is gone, or on v1 only its counters' hierarchy, the limit still exists and is restored."""
+        If only its name is gone, or on v1 only its cgroup for the counters, the limit still exists and is restored."""
         if job.cgroup.is_there():
             self.release(job)
             return

@@ -96,7 +96,7 @@ class TickLoop:
             self.writer.is_ousted = self.context.stopping = True
 
     def discover(self, now_s: float) -> None:
-        """If cgroups have appeared or disappeared, or a rescan is due, look at all sources. Also between two ticks."""
+        """Look at all sources if cgroups have come or gone, or a rescan is due. Also called between two ticks."""
         context = self.context
         paths, owners, lost = context.watcher.drain()
         children = any(self._concerns_a_source(path) for path in paths)
@@ -318,8 +318,8 @@ class TickLoop:
 def choose_stride(stride: int, used: float, budget: float) -> int:
     """Return the number of ticks per check of a job, 1 to MAX_STRIDE; ``used`` and ``budget`` are in cores.
 
-    Above the budget, jobs are checked half as often; below a third of the budget, twice as often. In between nothing
-    changes, because a change would be undone at once."""
+    If ``used`` exceeds the budget, the result is twice ``stride``; below a third of the budget, it is half of it. In
+    between it is ``stride``, because a change would be undone at once."""
     if used > budget:
         return min(stride * 2, MAX_STRIDE)
     return max(stride // 2, 1) if used < budget / 3 else stride

@@ -324,7 +324,7 @@ class Tracked:
 
 class TrackedView(msgspec.Struct, frozen=True, gc=False):
     """One job for metrics and status, in cores and seconds. ``override_left_s``: time for which another program's limit
-    is still respected, None if none is. ``override_by``: how that limit was set, "" if unknown.
+    is still respected, None without such a limit. ``override_by``: how that limit was set, "" if unknown.
 
     ``unlimited`` is ``Tracked.is_unlimited``. ``unit``, ``labels`` and ``is_control``: see ``Tracked``."""
 
@@ -396,7 +396,7 @@ def resolve_job(
 
     ``cache`` is valid for one rescan. The xattr of a cgroup decides if root owns the cgroup. If a user owns it, the
     xattr can only lower the level: no user can opt in a job that the operator left out. An engine's job without a name
-    is only observed. The quota of a scheduler's job does not move if it has none, or if its tree keeps quotas."""
+    is only observed. If a scheduler's job has no quota, or its tree keeps quotas, no quota is moved."""
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
     if settings is None:
@@ -451,7 +451,7 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
     """Return why a job's limit must not be moved; "" if it may be moved.
 
     Reasons: its cgroup is outside ``managed_roots``, is not a leaf, is that of this agent or of PID 1, has no quota, or
-    is in the idle class, where a weight has no effect. If nothing is written, these are no reasons.
+    is in the idle class, where a weight has no effect. If nothing is written to it, these do not count.
 
     The cgroup of a whole job need not be a leaf."""
     path, engine = found.path, found.engine
@@ -479,8 +479,8 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
 def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
     """Return whether a limit that another program set is the request of the job's engine.
 
-    It is if the engine reports this limit. If the engine does not report new requests (``reports_request``), each write
-    of another program counts as a request while the engine runs (``is_up``)."""
+    It is, if the engine reports this limit. If the engine does not report new requests (``reports_request``), each
+    write of another program counts as a request while the engine runs (``is_up``)."""
     engine = job.found.engine
     if engine is None or not engine.is_named or job.actuator != "quota":
         return False
@@ -499,7 +499,7 @@ def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSetting
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """The minimum of a job's request, its original quota and the quotas above, in cores; infinity without any."""
+    """Return the least of a job's request, its original quota and the quotas above, in cores; infinity if all lack."""
     ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 

@@ -29,8 +29,8 @@ class FoundJob(msgspec.Struct, frozen=True):
 
     ``path`` is the job's cgroup, relative. ``cpu_limit_cores`` is its request; None: the cgroup's own limit counts.
     ``layer`` holds options that apply only to this job. ``source`` is None for a job registered at run time. ``engine``
-    is the description by its engine, None without an engine. ``is_whole``: the cgroups below ``path`` are part of the
-    job, and the agent sets no limits there. ``is_assigned``: an executor of this agent runs the job.
+    is the job as its engine describes it, None without an engine. ``is_whole``: the cgroups below ``path`` are part of
+    the job, and the agent sets no limits there. ``is_assigned``: an executor of this agent runs the job.
     ``moves_ceiling``: the job has a quota that the monitor may move."""
 
     job_id: str
@@ -46,8 +46,8 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct):
-    """Results of one look at all sources: the jobs, the directories to watch for new children, and the problems due to
-    which cgroups are ignored. ``unnamed``: kinds of engines that have not named all of their jobs yet."""
+    """Results of one look at all sources. ``watched``: directories to watch for new children. ``problems``: sentences
+    on why cgroups are ignored. ``unnamed``: kinds of engines that have not named all of their jobs yet."""
 
     jobs: list[FoundJob] = []
     watched: set[str] = set()
@@ -129,7 +129,7 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
 
 
 def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[str, EngineJob]) -> set[str]:
-    """The cgroups that are whole jobs by the first source that finds them, without those inside an engine's job."""
+    """Return cgroups that are whole jobs, by the first source that finds them, except those inside an engine's job."""
     taken: set[str] = set()
     whole: set[str] = set()
     for source, paths in zip(sources, found, strict=True) if any(source.whole for source in sources) else ():

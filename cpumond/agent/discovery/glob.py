@@ -31,7 +31,7 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Whether a change at ``path`` can change the matches of ``pattern``: they agree in the components of both."""
+    """Return whether a change at ``path`` can change what ``pattern`` matches: all components that both have match."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True

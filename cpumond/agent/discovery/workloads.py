@@ -74,7 +74,7 @@ _FULL: Final = 2
 
 def classify(path: str) -> tuple[Workload, int] | None:
     """Return the workload whose own cgroup is at ``path``, and its rank; None if ``path`` is no workload, even if it is
-    inside or above one. The path of a leaf cgroup may not tell: ``pick_workloads`` decides about these."""
+    inside or above one. For some leaf cgroups the path does not show this; ``pick_workloads`` decides."""
     above, _, last = path.rpartition("/")
     if not last or _MONITORS.fullmatch(last):
         return None
@@ -194,7 +194,7 @@ def pick_workloads(
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
-"""Glob for an id. It begins with two digits: one would also match ``libpod-conmon-ID.scope``, ``docker/buildkit``."""
+"""Glob for an id. With one digit in place of two, it would match ``libpod-conmon-ID.scope``, ``docker/buildkit``."""
 _VARIABLE: Final = (
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
     (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),

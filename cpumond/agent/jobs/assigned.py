@@ -156,7 +156,7 @@ class AssignedJobs:
 
     @property
     def knows_jobs(self) -> bool:
-        """Whether this node's jobs are known. Until then, no heartbeat may report that the node has no jobs."""
+        """Whether this node's jobs are known. Until they are, no heartbeat may report that the node has no jobs."""
         return self._jobs_dir.is_open
 
     def _read_files(self, now_s: float) -> None:
@@ -177,7 +177,7 @@ class AssignedJobs:
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
             for each, noted in sums.get(name, {}).items():
-                # The file that is newer has the larger sum.
+                # Of the job's own file and SUMS_FILE, the newer one has the larger sum.
                 job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
                 self._finish(job, "lost", "the host was rebooted while it ran")
@@ -190,7 +190,7 @@ class AssignedJobs:
             self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
-        """If ``jobs_dir`` was removed, recreate it and return its path: the next agent finds the jobs by it.
+        """If ``jobs_dir`` was removed, recreate it, because the next agent finds the jobs there, and return its path.
 
         Files that jobs had written there are lost. Raises the errors of ``JobsDir.open``."""
         if not self._jobs_dir.is_removed():
@@ -315,8 +315,8 @@ class AssignedJobs:
             self._seen.popitem(last=False)
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
-        """Process the executor's events, start the jobs that fit, and kill the jobs that are due. Return whether a
-        heartbeat should report a change."""
+        """Process the executor's events, start the jobs that fit, and kill the jobs at their ``kill_at_s``. Return
+        whether a heartbeat should report a change."""
         if not self.is_ready:
             self._try_again(now_s)
             if not self.is_ready:
@@ -543,7 +543,7 @@ class AssignedJobs:
         return [end for job in self.jobs.values() if (end := job.file.make_end()) is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
-        """Return the order of the job in a cgroup; None if the scheduler has no job there that is starting or runs."""
+        """Return the order of the job in a cgroup; None if no job of the scheduler is starting or running there."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
 
@@ -585,7 +585,7 @@ class AssignedJobs:
             return *read(wanted), None
         total = read(0)[1]
         while True:
-            # The job may write meanwhile: read again, from further back, until the part that was read has the offset.
+            # The job may write meanwhile, so that the part read begins after the offset: read again from further back.
             tail_bytes = max(total - request.offset, 0) + wanted
             content, total = read(tail_bytes)
             first = total - len(content)

@@ -47,7 +47,7 @@ class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
     ``boot_id``: the host's boot in which the job ran. ``start_time``: seconds since 1970. The sums of core-seconds are
-    ``JobReport``'s when the file was written: at each step and at the agent's end. SUMS_FILE may contain newer sums."""
+    those of ``JobReport`` when the file was written: at each step and at the agent's end. SUMS_FILE may be newer."""
 
     order: JobOrder
     boot_id: str

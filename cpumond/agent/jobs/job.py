@@ -58,7 +58,7 @@ NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AssignedJob:
-    """One job. ``sent_at_s``: monotonic time when the heartbeat was sent whose response contained the order."""
+    """One job. ``sent_at_s``: monotonic time of the heartbeat in whose response the order came."""
 
     __slots__ = (
         "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "over_reserve", "received_at_s",
@@ -122,7 +122,7 @@ class AssignedJob:
     def note_checkpoint(self, touched_at: float | None, now: float) -> None:
         """Record when the job touched its checkpoint file; both times are in seconds since 1970.
 
-        Times before the job's start or last checkpoint, or in the future (any job can set that) are ignored."""
+        A time before the job's start or last checkpoint, or in the future, is ignored: any job can set such a time."""
         start = self.file.start_time
         if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
             self.checkpoint_at = touched_at
@@ -215,14 +215,14 @@ class AssignedJob:
 
     def _was_below_limit(self, ended: Ended) -> bool:
         """Return whether the kernel killed a process of the job because the node lacked memory, not because of the
-        job's own limit. This is not checked if all jobs reserve what they may use."""
+        job's own limit. False without a ``memory_reserve``: the job reserves all it may use."""
         used, order = ended.max_memory, self.order
         return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 
 
 def find_signal(order: JobOrder) -> int:
-    """Return the signal that interrupts a job; SIGTERM if the host does not know the signal that the order names, which
-    a scheduler of a different version may do."""
+    """Return the signal that interrupts a job; SIGTERM if the order names none, or one that this host does not know (a
+    scheduler of a different version may name such a signal)."""
     known = signal.Signals.__members__.get(order.interruption_signal)
     return signal.SIGTERM if known is None else known
 

@@ -51,8 +51,8 @@ def _latest_first(jobs: Iterable[Share]) -> list[Share]:
 
 
 def find_missing(used: float, capacity: float, available: float | None) -> float:
-    """Return the bytes that a node's jobs, which use ``used``, must free; negative if there is memory left. It is the
-    larger of their usage above ``capacity`` and what ``available`` memory lacks to the minimum of the host."""
+    """Return the bytes that a node's jobs, which use ``used``, must free; negative if there is memory left. The result
+    is the larger of two numbers: usage above ``capacity``, and what ``available`` lacks to the host's minimum."""
     over = used - capacity
     return over if available is None else max(over, max(LEAST_BYTES, LEAST_RATIO * capacity) - available)
 

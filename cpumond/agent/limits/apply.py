@@ -30,7 +30,7 @@ Decided = tuple[Tracked, Decision]
 
 
 class Applier:
-    """Writes the monitor's decisions: in each tick and, for jobs that their limit throttles, between two ticks.
+    """Writes the monitor's decisions: in each tick and, for jobs that are throttled by their limit, between two ticks.
 
     ``has_looks``: whether any job needs looks between two checks; without such a job, looks cost nothing."""
 
@@ -45,7 +45,7 @@ class Applier:
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
-        """``JobTable.closed_total`` when the looks were planned: descriptors of jobs closed since must not be read."""
+        """``JobTable.closed_total`` when the looks were planned: descriptors of jobs closed later must not be read."""
         self._pinned = False
 
     def apply(self, decided: list[Decided], now_s: float) -> None:

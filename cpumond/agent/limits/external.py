@@ -320,7 +320,7 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """Handle that an operator set a unit's limit just before the agent's, which was therefore not set."""
+        """Handle an operator's limit of a unit that came just before the agent's, which was therefore not set."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             # The unit's original is being restored, or its cgroup is gone.
@@ -388,7 +388,7 @@ class ExternalWrites:
                     cgroup.close()
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
-        """Act on a write to a unit's limit by systemd's own ``values``, which are empty if systemd cannot be asked."""
+        """Act on a write to a unit's limit, knowing systemd's own ``values`` (empty if systemd cannot be asked)."""
         asking, job.hold = job.hold.asking, job.hold.answered()
         if asking is None or job.hold.is_contested:
             return
@@ -396,8 +396,8 @@ class ExternalWrites:
         self._take_unit_write(job, asking.before, values, now_s)
 
     def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
-        """Write to the file a lower limit that systemd may not have accepted. If the unit has no such file, its limit
-        is not lowered; the next attempt is a minute later."""
+        """Write the lower limit to the unit's limit file, because systemd may not have accepted it. If there is no such
+        file, the limit is not lowered; the next attempt is a minute later."""
         if not (job.touched and job.cgroup.is_there()):
             return
         if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.actuator)):

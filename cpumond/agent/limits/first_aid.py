@@ -153,7 +153,7 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
         if last is not None and not original.get("unit"):
             ours = [*last, (-1 if quota_us is None else quota_us, period_us)]
             if now_us not in [each[0] for each in ours] or now_period_us not in [each[1] for each in ours]:
-                # Another program has set a lower limit since then.
+                # After the agent's last write, another program has set a lower limit.
                 return False
         if now_us is None or now_period_us != period_us or (quota_us is not None and now_us >= quota_us):
             return False
@@ -161,8 +161,8 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
             name, text = "cpu.max", f"{'max' if quota_us is None else quota_us} {period_us}"
         else:
             name, text = "cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us)
-        # Neither create the file nor follow a link: this may run with all rights (ExecStopPost=+), and the state file
-        # is the agent's.
+        # Neither create the file nor follow a link: this may run with all rights (ExecStopPost=+), and the path comes
+        # from a file of the agent's user.
         fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())

@@ -76,7 +76,7 @@ class Hold:
 
     @property
     def is_own(self) -> bool:
-        """Whether the limit in force should be the agent's: either the monitor's or a pin."""
+        """Whether the agent decides about the limit in force, by the monitor or by a pin."""
         return isinstance(self.decider, (Free, Pinned)) and self.asking is None
 
     @property
@@ -123,8 +123,8 @@ class Hold:
         return replace(self, decider=FREE) if over else self
 
     def lose(self, now_s: float, backoff_s: float, most: int) -> Hold:
-        """Record that a limit of another program is in force that must not be respected. The agent's limit is written
-        again after ``backoff_s``, doubled with each loss. After ``most`` losses in a row the limit is contested."""
+        """Record that another program's limit is in force and must not be respected. The agent's limit is written again
+        after ``backoff_s``, doubled with each loss. After ``most`` losses in a row the limit is contested."""
         calm_s = max(CALM_S, 4 * backoff_s * 2**self.losses)
         losses = self.losses + 1 if now_s - self.lost_at_s < calm_s else 1
         lost = replace(self, losses=losses, lost_at_s=now_s, write_at_s=now_s + backoff_s * 2 ** (losses - 1))

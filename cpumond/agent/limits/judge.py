@@ -47,8 +47,8 @@ class Observation:
 
     ``found`` is in the kernel's file; ``original`` was there before the agent's first change; ``told`` is systemd's own
     value, None if unknown. ``is_asked``: systemd has answered, or cannot be asked. ``is_conflict``: ``found`` was seen
-    just before the agent's value was to be set, and that was not done. ``is_reloaded``: systemd reloaded its units less
-    than RELOAD_S ago. ``is_inherited``: an earlier run of the agent may have sent systemd a limit of the unit."""
+    just before the agent's value was to be set, which was then not set. ``is_reloaded``: systemd reloaded its units
+    less than RELOAD_S ago. ``is_inherited``: an earlier run of the agent may have sent systemd a limit of the unit."""
 
     name: str
     found: int

@@ -281,7 +281,7 @@ def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
 
 
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
-    """Make systemd store the limits in force again; return sentences about failures.
+    """Make systemd store the limits that are in force now; return sentences about failures.
 
     ``units`` and the result are by cgroup path; ``restored`` are the paths that exist. Units for which systemd has
     stored these values already are skipped. If systemd is not PID 1, all units are skipped."""
@@ -344,8 +344,8 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
     """Return the directories that a configuration names, ignoring its other content.
 
     A bad file on disk must not keep a dead agent's limits lowered. So the directories in the file count even if a
-    different line of the file is wrong. In a bad file, directories from systemd replace those that the file does not
-    name. Otherwise the built-in ones count."""
+    different line of the file is wrong. For a directory that a bad file does not name, systemd's counts, if systemd
+    passes one; otherwise the built-in one."""
     named: dict[str, str] = {}
     damaged = False
     for path in _list_files(config_path):
@@ -390,7 +390,7 @@ def run_restore(config_path: str | None) -> Restored:
     """Run ``cpumond restore``: restore what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
     If systemd reports how the service ended, that end is counted. Raises UnavailableError while an agent runs,
-    StateFileError if all copies are damaged, UnknownLimitsError if there is none although an agent may have run."""
+    StateFileError if all copies are damaged, UnknownLimitsError if there is no copy although an agent may have run."""
     paths = find_paths(config_path, os.environ)
     try:
         done = _restore(paths, config_path)

@@ -83,7 +83,7 @@ class UnitLimits:
         return self._open() is not None and not (self._away or self._denied)
 
     def can_lower(self, unit: str) -> bool:
-        """Whether systemd can lower a unit's limit. If it refused one, the agent writes the file itself."""
+        """Whether systemd can lower a unit's limit. If it has refused to, the agent writes the file itself."""
         return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
@@ -99,7 +99,7 @@ class UnitLimits:
         self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
     ) -> bool:
         """Send systemd ``settings`` for a unit; if ``urgent`` (more CPU), before those of other units. Return False if
-        nothing is sent, because systemd got the same before. ``again``: send that anyway if systemd has answered."""
+        nothing is sent, because the same was sent before; ``again``: send it anyway if systemd has answered to it."""
         if not self._booted:
             return False
         properties = list_properties(settings, actuators, self._cpu_version)

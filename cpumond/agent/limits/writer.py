@@ -151,7 +151,7 @@ class LimitWriter:
         return found
 
     def find_original(self, cgroup: Cgroup) -> Original | None:
-        """Return the original of ``cgroup``; None if no agent changed it. A namesake with another inode has its own."""
+        """Return the original of ``cgroup``, not that of an earlier cgroup at its path; None if no agent changed it."""
         original = self.originals.get(cgroup.path)
         return original if original is not None and original.inode == cgroup.inode else None
 
@@ -217,7 +217,7 @@ class LimitWriter:
         job.in_force = target
 
     def lose(self, job: Tracked) -> None:
-        """Record that a cgroup is gone. A unit's original is kept: systemd sets the same limit in its next cgroup."""
+        """Record that a cgroup is gone. A unit's original stays: systemd limits the next cgroup of the unit, too."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
@@ -239,7 +239,7 @@ class LimitWriter:
         return self.originals.get(path) or self.returning.get(path)
 
     def _is_unknown(self, path: str, unit: str) -> bool:
-        """Whether an earlier run may have sent systemd a limit of a unit, and systemd has accepted none of this run."""
+        """Whether an earlier run may have sent systemd a limit of a unit, and no limit of this run was accepted yet."""
         return path in self._inherited and not self.units.read(unit).acknowledged
 
     def _find_former(self, path: str, unit: str) -> str | None:
@@ -319,7 +319,7 @@ class LimitWriter:
         }
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
-        """Forget a cgroup that is gone or whose file is restored; a unit only after systemd has accepted the settings.
+        """Forget a cgroup that is gone or restored; for a unit, only after systemd has accepted the settings.
 
         ``settings``: the settings that systemd gets; None for the original ones."""
         original = self.originals.get(path)
@@ -333,8 +333,8 @@ class LimitWriter:
                 self.units.forget(original.unit)
 
     def adopt_operator_values(self, unit: str, values: Mapping[str, object]) -> None:
-        """Make the ``values`` that an operator gave a unit its original. If the original is being restored already,
-        systemd is sent the new one, and writes the file again."""
+        """Make the ``values`` that an operator set for a unit the unit's original. If the original is being restored
+        already, systemd is sent the new one, and writes the file again."""
         for known in (self.originals, self.returning):
             for path, original in known.items():
                 if original.unit == unit:
@@ -355,7 +355,7 @@ class LimitWriter:
                     self.units.want_again(original.unit)
 
     def reap_acknowledged(self, final: bool = False) -> None:
-        """Forget units whose originals systemd has accepted, and units of which systemd never got a lower limit."""
+        """Forget units whose originals systemd has accepted, and units for which systemd never got a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.takes_limits(original.unit) or path in self._inherited)
             if path in self.originals or self.units.read(original.unit).is_settled or never:
@@ -365,8 +365,8 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also changes that can wait, or the first file.
-        If the originals could not be loaded, the file stays as it is. Raises CreateError or AccessError."""
+        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and the first file. If
+        the originals could not be loaded, the file stays as it is. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return
         if self._stale or (tidy and (self._untidy or self._saved is None)):
@@ -565,7 +565,7 @@ class LimitWriter:
         job.touched = False
 
     def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
-        """Restore the original settings of a job whose limit is no longer written, or by a different actuator.
+        """Restore the settings of a job whose limit is no longer written, or now written by a different actuator.
 
         If the job's limit was not written before and now is, the monitor continues from the limit in force, or from
         the job's guarantee, which is then written. ``wrote``: whether the job's limit was written before. A failure is

@@ -34,7 +34,7 @@ class LimitLog:
         self.check(anew=True)
 
     def note(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """Log a cgroup's change before it is made. Raises CreateError or AccessError after removing the whole file."""
+        """Log a cgroup's change before it is made. If that fails, remove the file; raise CreateError or AccessError."""
         self.records[inode] = written = Written(before, after)
         try:
             if self._fd is None or self._size > MAX_BYTES + 2 * LINE_BYTES * len(self.records):

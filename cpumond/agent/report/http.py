@@ -14,7 +14,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 
 MAX_ANSWER_BYTES = 65_536
-"""Maximum length of a response. It is read, to keep the connection; after a longer one, the connection is closed."""
+"""Maximum length of a response. It is read only to keep the connection; after a longer one, that is closed."""
 
 
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:
@@ -54,7 +54,7 @@ def heartbeat_url(url: str) -> httpx2.URL:
 
 
 def describe_status(status: int) -> str:
-    """Describe an HTTP status that is not 2xx for a report, with advice."""
+    """Describe, for a report, an HTTP status that is not 2xx; add advice."""
     if 300 <= status < 400:
         return f"answered {status}; redirects are not followed, set report.url to the final address"
     advice = {

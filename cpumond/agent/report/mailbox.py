@@ -186,7 +186,7 @@ class Mailbox:
         return result
 
     def _settle(self, heartbeat: Heartbeat, result: SendFailure | Again | None) -> None:
-        """Count an attempt's result. Without a newer one, keep ``heartbeat`` for a retry. The caller holds the lock."""
+        """Count an attempt's result. If no newer heartbeat waits, keep this one. The caller holds the lock."""
         now, replace = self._stats, msgspec.structs.replace
         if result is None:
             self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")

@@ -53,7 +53,7 @@ MAX_SENTENCE: Final = 1000
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""Maximum delay of the next heartbeat by the requests in one response; twice that if the last request hangs."""
+"""Maximum seconds by which the requests in one response delay the next heartbeat; twice that if the last one hangs."""
 
 REFUSED: Final = "status 422"
 """Kind of the failure if the scheduler understands a registration but does not allow it."""
@@ -278,7 +278,7 @@ class SchedulerLink:
         asks, self._asks_about = self._asks_about, False
         is_news = about is not None and asks and about != self._sent_about
         if is_news:
-            # A scheduler of an older version refuses unknown fields, and may take over at any time: decide each time.
+            # A scheduler of an older version refuses unknown fields, and may take over at any time: decide anew.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
             # Until the scheduler has answered, it is unknown which facts it has.
             self._sent_about = None
@@ -317,7 +317,7 @@ class SchedulerLink:
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
-        """Drop a heartbeat refused because the scheduler accepted it before, and only the response was lost."""
+        """Drop a heartbeat that was refused because the scheduler had accepted it before; that response was lost."""
         if not self._logged_dropped:
             self._logged_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)

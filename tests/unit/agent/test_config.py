@@ -199,10 +199,10 @@ BEYOND_LOOPBACK = [
     "[::ffff:10.0.0.1]:1", "[fe80::1%eth0]:1", "*:1",
 ]  # fmt: skip
 WRONG_SOURCES = [
-    ("kind = 'docker'\nslices = ['a.slice']", 'source 1: slices: not with kind = "docker", the engine names its jobs'),
+    ("kind = 'docker'\nslices = ['a.slice']", 'source 1: slices: must not be set with kind = "docker": the engine'),
     ("kind = 'docker'\nwhole = true", 'source 1: whole: not needed with kind = "docker", whose jobs are always whole'),
-    ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: not with kind = "podman"'),
-    ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is queried by `squeue`'),
+    ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: must not be set with kind = "podman"'),
+    ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: must not be set with kind = "slurm", which'),
     ("kind = 'docker'\nsocket = 'docker.sock'", "source 1: socket: must be an absolute path, got 'docker.sock'"),
     ("kind = 'kubernetes'\nsocket = 'a'", "must be an absolute path, or kubelet's https:// address, got 'a'"),
     ("kind = 'docker'\ntoken_file = '/a'", "source 1: token_file: is only for a kubelet at an https:// address"),
@@ -231,7 +231,7 @@ WRONG_SOURCES = [
 ]
 WRONG_NODES = [
     ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
-    ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "delete it"),
+    ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "delete this line"),
     (
         '[executor]\nnode_name = "n"\nkind = "slurm"',
         'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose',
