@@ -20,7 +20,7 @@ class Replacement:
 
     ``option`` is the command's option that names the file, for messages. An existing path that is no regular file, for
     example a pipe, is written to and not replaced. Entering the context raises AccessError or CreateError if the file
-    cannot be created, before the command does any work for it; so does ``write``."""
+    cannot be created, before the command does any work for it; ``write`` may raise them, too."""
 
     def __init__(self, path: str, option: str) -> None:
         self._path = path

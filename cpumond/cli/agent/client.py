@@ -173,7 +173,7 @@ socket_option = click.option(
 
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--config`` and ``--socket``, and call it with a client of these and its own ``--json``."""
+    """Give a command ``--config`` and ``--socket``, and call it with a client made from them and ``--json``."""
 
     @config_option
     @socket_option

@@ -80,7 +80,7 @@ def job_add_command(
 ) -> None:
     """Manage a cgroup as a job from now on.
 
-    The job stays over restarts of the agent. An id that is given again replaces the earlier settings."""
+    The job is kept when the agent restarts. If its id was added before, its settings are replaced."""
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
@@ -152,7 +152,7 @@ def unpin_command(client: AgentClient, job: str) -> None:
 
 
 def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
-    """Return the ``job-cpu-monitor`` section to send: checked here, but not parsed, as the user wrote it.
+    """Return the ``job-cpu-monitor`` section to send. It is checked here, but sent unparsed, as the user wrote it.
 
     The agent would read parsed durations, which are in seconds, as milliseconds. Raises ConfigError, UsageError."""
     layer = read_assignments(assignments)

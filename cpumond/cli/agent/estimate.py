@@ -168,7 +168,7 @@ def check_together_given(url: str | None, of_prometheus: Mapping[str, object], o
     wrong = of_prometheus if url is None else of_host
     for name, value in wrong.items():
         if value is not None:
-            need = "only with --prometheus" if url is None else "not with --prometheus, which reads past data"
+            need = "for --prometheus only" if url is None else "not for --prometheus, which reads past data"
             raise UsageError(f"{name} is {need}; leave it out")
 
 

@@ -82,7 +82,7 @@ def list_missing(present: str, body: str) -> list[str]:
 
 
 def sign(body: str) -> str:
-    """``body`` below the first line that marks it as generated."""
+    """Return ``body`` with a first line that marks it as generated."""
     return f"{MARK}{_checksum(body)}\n{body}"
 
 

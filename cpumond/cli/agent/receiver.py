@@ -36,7 +36,7 @@ JOB_KEYS = ("job_id", "operation_id", "cpu_limit", "current_cpu_limit", "smoothe
 """Keys of a job in ``GET /v1/limits``, in addition to those of its node's heartbeat."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_SUPERSEDED = 64
-"""Earlier incarnations remembered for each node."""
+"""Maximum number of earlier incarnations that are remembered for each node."""
 
 MAX_SENTENCE_CHARS = 300
 
@@ -230,7 +230,7 @@ def listen_on(listen: str, has_token: bool) -> socket.socket:
             raise CreateError(
                 f"{shown} is already in use; stop the program that listens there, or give another --listen"
             ) from None
-        # ``create_server`` adds its own words to those of the system.
+        # The system's words alone: ``create_server`` adds its own.
         plain = OSError(error.errno, os.strerror(error.errno or 0))
         raise from_os_error(plain, f"listen on {shown}", "give another --listen") from error
 

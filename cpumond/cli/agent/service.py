@@ -66,7 +66,7 @@ def restore_command(config_path: str, quick: bool) -> int:
 
 
 class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
-    """The JSON of ``check-config``: the configuration, with ``monitor`` as it results and its durations as text.
+    """The JSON of ``check-config``: the configuration; ``monitor``: the resulting values, durations as text.
 
     ``warnings``: options without effect."""
 

@@ -145,17 +145,17 @@ def simulate_command(
 
     \b
     The output for each rule:
-      reclaimed    sum(request - limit) / sum(request - demand), of all that could have been freed
+      reclaimed    freed part of what could be freed: sum(request - limit) / sum(request - demand)
       held back    fraction of 100 ms periods in which the limit granted less than the request would
       seconds      fraction of the seconds with such a period
       work late    fraction of the work that was not done in the period in which it was wanted
       delay        mean time for which a core-second of work waited because of the limit; with
                    --program, the total delay of the job
-      p99 stretch  99 of 100 runs of consecutive periods that were held back are no longer
+      p99 stretch  length that 99 of 100 unbroken series of such periods do not exceed
       writes/h     changes of the limit
       kept         work of jobs of 1/16 of the request each that a scheduler starts on reclaimed
                    CPU, in the idle class, as a fraction of sum(request - demand)
-      lost         fraction of their work that was lost because they had to end again
+      lost         fraction of these jobs' work that was lost because they had to end early
 
     With actuator = guarantee or weight nothing is throttled on a host with free CPU: held back then counts the periods
     with usage above the limit, in which other jobs could have taken the CPU."""
@@ -253,8 +253,8 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
     FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the previous row) or
     time_s,total_cpu_s (CPU seconds used so far). Optional columns, all since the previous row: throttled_ratio
     (fraction of throttled periods) is the input of throttle_restore_ratio; pressure_ratio (fraction of the time in
-    which some task waited for CPU) that of pressure_restore_ratio; throttled_periods (number of throttled periods), or
-    else throttled_ratio, that of limit_rule = peak. Lines starting with # are skipped. Each row is one check, so
+    which some task waited for CPU) is that of pressure_restore_ratio; throttled_periods (their number) or, if it is
+    missing, throttled_ratio is that of limit_rule = peak. Lines starting with # are skipped. Each row is one check, so
     check_period has no effect; the first row is only the base of the next.
 
     The output has the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window

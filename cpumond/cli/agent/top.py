@@ -96,7 +96,7 @@ def print_agent(client: AgentClient, interval_s: float | None, sort: Sort, once:
 
 
 def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
-    """Show a frame every ``interval_s`` until KeyboardInterrupt; SIGTERM raises it, too: the cursor must return."""
+    """Show a frame every ``interval_s`` until KeyboardInterrupt; SIGTERM raises it, too, to restore the cursor."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_terminal() and not client.as_json:
         draw_frames(lambda: read_frame(client, sort, *shutil.get_terminal_size()), interval_s)
@@ -106,7 +106,7 @@ def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
 
 
 def read_frame(client: AgentClient, sort: Sort, width: int | None, height: int | None) -> str:
-    """Return one frame, or a sentence where no agent answers. Raises AccessError."""
+    """Return one frame, or a sentence if no agent answers. Raises AccessError."""
     try:
         answer = client.decode(client.status(), StatusAnswer)
     except AccessError:
@@ -117,7 +117,7 @@ def read_frame(client: AgentClient, sort: Sort, width: int | None, height: int |
 
 
 def read_line(client: AgentClient, sort: Sort) -> str:
-    """Return one frame as a line of JSON, or an object with ``error`` where no agent answers. Raises AccessError."""
+    """Return one frame as a line of JSON, or an object with ``error`` if no agent answers. Raises AccessError."""
     try:
         content = client.status()
         client.decode(content, StatusAnswer)

@@ -193,7 +193,7 @@ def read_own_quota(cgroup: Cgroup) -> float:
 
 
 def _read_order(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """Return the lowest quota of the cgroup and those above it, else the number of CPUs that it may use, in cores."""
+    """Return the lowest quota of the cgroup and those above it; without any, how many CPUs it may use; in cores."""
     least = min(read_own_quota(cgroup), cgroup.read_ancestor_cap().cores)
     return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
 
@@ -255,8 +255,8 @@ class DryRunCheck(msgspec.Struct, frozen=True):
 class DryRunSums(msgspec.Struct):
     """Sums of a dry run, in core-seconds, cores and seconds.
 
-    ``short_cpu_s``: usage above the limit that would have been set. ``steady_...``: the limit that this usage leads to,
-    None if unknown."""
+    ``short_cpu_s``: usage above the limit that would have been set. ``steady_...``: where the limit would settle, None
+    if unknown."""
 
     seconds: float
     ordered_cpu_s: float

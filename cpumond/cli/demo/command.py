@@ -24,10 +24,10 @@ from cpumond.cli.output import output_options
 def demo_command(duration_s: float, actuator: Lever, as_json: bool) -> int:
     """Run the whole system on this machine: a scheduler, an agent, and real jobs of two pools in real cgroups.
 
-    simulation requests the whole node and sleeps most of the time. render and the short frames run on the CPU that it
-    does not use, until it wakes up. With guarantees it gets its CPU at once, because the others are in the idle class;
-    with quotas when its quota is raised. The demo ends with a summary and removes everything it made, also after Ctrl-C
-    or when its terminal is closed."""
+    The job simulation requests the whole node and sleeps most of the time. render and the short frames run on the CPU
+    that it does not use, until it wakes up. With guarantees it gets its CPU at once, because the others are in the idle
+    class; with quotas when its quota is raised. The demo ends with a summary and removes everything it made, also after
+    Ctrl-C or when its terminal is closed."""
     from cpumond.cli.demo.run import run_demo
 
     return run_demo(duration_s, actuator, as_json)

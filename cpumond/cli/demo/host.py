@@ -58,7 +58,7 @@ def make_place(name: str) -> CgroupPlace:
 
 
 def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
-    """Return the delegated scope that has this process in a leaf, and cpu enabled for its other children.
+    """Return the delegated scope: this process is in a leaf of it, and its other children can have the cpu controller.
 
     Outside of a scope the command restarts in a transient one, if granted. Raises UnavailableError."""
     from cgroupspy.nodes import Node
@@ -130,7 +130,7 @@ def make_directory(name: str) -> str:
 
 
 def remove_directories(name: str) -> None:
-    """Remove this user's directories of ``make_directory`` whose process is dead."""
+    """Remove this user's directories that ``make_directory`` made for processes that are dead."""
     for top in {tempfile.gettempdir(), SHORT_DIR}:
         for entry in os.listdir(top) if os.path.isdir(top) else ():
             path = os.path.join(top, entry)

@@ -59,7 +59,7 @@ while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < tim
 os._exit(0)
 """
 """Program with the arguments ``OWNER CORES SECONDS FILE``. It uses CORES, or as many cores as FILE says at the moment,
-and ends with the process OWNER, or after SECONDS. It has threads in one process, because hashing releases the lock."""
+and ends with the process OWNER, or after SECONDS. It has threads in one process: hashing releases Python's lock."""
 
 Load = Literal["simulation", "render", "frames"]
 Lever = Literal["guarantee", "quota"]

@@ -123,7 +123,7 @@ class Story:
             self._follow_use(job, now_s)
 
     def look_around(self, now_s: float) -> None:
-        """Read everything else, a few times a second. Raises UnavailableError when a process has ended."""
+        """Read what ``look_closely`` omits, a few times a second. Raises UnavailableError if a process has ended."""
         self.cluster.check()
         for operation_id in self.operations:
             self._take_ends(operation_id, now_s)

@@ -63,7 +63,7 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
 
 
 def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
-    """Check that the kernel has PSI, that it is on, and that cgroups have it. ``error``: of reading the host's file."""
+    """Check that the kernel has PSI, that it is on, and that cgroups have it. ``error``: in reading the host's file."""
     if error is not None:
         off = error.errno == errno.EOPNOTSUPP
         text = (
@@ -190,8 +190,8 @@ def check_limit_files(
     """Check that jobs and managed roots (``directories``) have the files of a CPU limit, and that the kernel supports
     bursts.
 
-    If none of the directories exist, ``others`` show the kernel's offer. Directories in ``units`` belong to systemd,
-    which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``."""
+    If none of the directories exist, ``others`` show what the kernel offers. Directories in ``units`` belong to
+    systemd, which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``."""
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
 
@@ -267,7 +267,7 @@ def check_rights(version: int, directories: list[str]) -> Finding:
 def check_leftovers(
     path: str, content: Originals | None, running: bool, is_current: bool, hierarchies: Hierarchies | None
 ) -> Finding:
-    """Check for limits that a dead agent left lowered; ``is_current``: ``content`` is of this boot of the machine."""
+    """Check for limits that a dead agent left lowered; ``is_current``: ``content`` was written since this boot."""
     if content is None or not content.cgroups:
         return Finding("leftovers", "ok", f"{path} names no cgroup to restore")
     if not is_current:

@@ -104,7 +104,7 @@ def advise_source(kind: str, socket: str = "") -> str:
 
 
 def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Finding]:
-    """Programs that change quotas, except those whose requests a source of one of ``kinds`` follows."""
+    """Find programs that change quotas, except those whose requests are followed by a source of one of ``kinds``."""
     running = set(names)
     engines = {name: [kind for kind, facts in FACTS.items() if name in facts.writes] for name in running & set(WRITERS)}
     found = sorted(name for name, of_kinds in engines.items() if set(of_kinds).isdisjoint(kinds))

@@ -146,7 +146,7 @@ class Subject:
 
     @property
     def paths(self) -> list[str]:
-        """The cgroups of jobs; without jobs the managed roots, which are written if they are jobs themselves."""
+        """The cgroups of jobs; without jobs, the managed roots, which may become jobs themselves."""
         return [job.path for job in self.jobs] or [root for root in self.config.managed_roots if root]
 
     @cached_property

@@ -67,7 +67,7 @@ class BusSeen(msgspec.Struct, frozen=True):
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
-    """Find the agent that holds the lock of ``runtime_dir``, without taking it: that may make a starting agent fail."""
+    """Find the agent that holds the lock of ``runtime_dir``, but do not take it: a starting agent might fail."""
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
@@ -95,7 +95,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    On btrfs and overlayfs /proc/locks has a different device; there the inode and the file's ``told_pid`` decide."""
+    On btrfs and overlayfs the device in /proc/locks is wrong; there the inode and the file's ``told_pid`` decide."""
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
         fields = line.split()

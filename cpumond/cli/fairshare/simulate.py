@@ -107,9 +107,9 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
     Durations are texts with a unit or numbers of seconds. now, previous_update_time and id are ignored. The source has
     commented files in config/examples.
 
-    Prints a line of JSON per step and pool (not on a terminal with --html): amounts of the main resource in force
-    (cores for cpu), volumes in amount*seconds. Granted resources are allocated at once, and charged to the volume until
-    the next step.
+    Prints a line of JSON per step and pool (not on a terminal with --html): amounts of the resource that options name
+    as the main one (cpu: in cores), volumes in amount*seconds. Granted resources are allocated at once, and charged to
+    the volume until the next step.
 
     \b
     Example of an entry:
@@ -196,7 +196,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise FairShareInputError(
-            f"not valid TOML, and JSON begins with {{: {explain_toml(text, str(error))}"
+            f"not valid TOML, and not JSON, which begins with {{: {explain_toml(text, str(error))}"
         ) from None
     except ValueError:  # the only error left: Python converts 4300 digits at most
         raise FairShareInputError(
@@ -225,7 +225,7 @@ def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
     needed = KEYS_OF_ACTION[table["action"]]
     for key in ("demand", "over"):
         if key in table and key not in needed:
-            raise FairShareInputError(f"{where}.{key}: an event with action {quoted(table['action'])} does not have it")
+            raise FairShareInputError(f"{where}.{key}: an event with action {quoted(table['action'])} must not have it")
         if key in needed and key not in table:
             raise FairShareInputError(f"{where}: {quoted(key)} is missing; action {quoted(table['action'])} needs it")
     seconds = {
@@ -243,7 +243,7 @@ def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
 
 
 def _parse_seconds(value: float | str, where: str) -> float:
-    """Parse a duration as text, or as a number of seconds as in the form of a tree."""
+    """Parse a duration: a text with a unit or, as in the JSON of a tree, a number of seconds."""
     try:
         return float(value)
     except ValueError:

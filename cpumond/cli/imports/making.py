@@ -64,7 +64,7 @@ class At(NamedTuple):
 
 
 def split_pairs(text: str) -> list[tuple[str, str]]:
-    """``name=amount,name=amount``."""
+    """Split ``name=amount,name=amount``."""
     return [(name, amount) for name, _, amount in (part.partition("=") for part in text.split(",") if part)]
 
 
@@ -106,7 +106,7 @@ class Making:
         return self.pools[name]
 
     def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a pool for a queue like ``add_pool``; the options of a topmost queue called root become the tree's."""
+        """Like ``add_pool``, add a pool for a queue; the options of a topmost queue called root become the tree's."""
         if path == ("root",):
             return PoolTable(name=ROOT_POOL, parent="", options=self.options)
         return self.add_pool(path[path[0] == "root" :], parent, at)
@@ -242,14 +242,14 @@ class Making:
 
 
 def read_total(text: str) -> dict[str, float]:
-    """``cpu=1000,memory=4Ti``. Raises UsageError."""
+    """Parse resources such as ``cpu=1000,memory=4Ti``. Raises UsageError."""
     making = Making("kueue", {})
     try:
         found = making.read_amounts(split_pairs(text), "--total", At("", ""))
     except ValueError:
         raise UsageError(f"--total: expected amounts like cpu=1000,memory=4Ti, got {text}") from None
     if making.notes:
-        raise UsageError("--total: resources are cpu, memory, gpu, user_slots, network")
+        raise UsageError("--total: expected only the resources cpu, memory, gpu, user_slots, network")
     return found
 
 
@@ -269,6 +269,6 @@ def merge(target: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _read_access(text: str, permission: str) -> list[dict[str, Any]]:
-    """Entries for ``user,user group,group``, ``*`` for everyone, a blank for no user."""
+    """Return entries for ``user,user group,group``, ``*`` for everyone, a blank for no user."""
     subjects = ["everyone"] if "*" in text else re.findall(r"[^\s,]+", text)
     return [{"action": "allow", "subjects": subjects, "permissions": [permission]}] if subjects else []

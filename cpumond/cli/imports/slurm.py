@@ -33,7 +33,7 @@ class _Association(NamedTuple):
 
 
 def _read_s(text: str) -> float:
-    """``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours...``."""
+    """Parse ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours...``."""
     days, dash, rest = text.rpartition("-")
     parts = [float(part) for part in rest.split(":")]
     units = (3600.0, 60.0, 1.0) if dash or len(parts) == 3 else (60.0, 1.0)

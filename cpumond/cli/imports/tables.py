@@ -57,7 +57,7 @@ class Table:
         return [Table(self.file, each, (*self.path, key, str(at)), self.lines) for at, each in enumerate(found)]
 
     def leaves(self, *skip: str) -> Iterator[tuple[str, str, Any, Path]]:
-        """Yield each value: its name with dots, the last part of a dotted name, the value and the path inside."""
+        """Yield of each value: its name with dots, the last part of it if it has dots, the value, the path inside."""
         for key, value in self.value.items():
             if key in skip:
                 continue

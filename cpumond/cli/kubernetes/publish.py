@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
-"""In thousandths of a core, since the API server stores each new figure and sends it to all watchers of nodes."""
+"""Thousandths of a core. Figures change in steps: the API server sends each new one to all watchers of nodes."""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20

@@ -40,7 +40,7 @@ def read_value(text: str) -> Any:
 
 def _read_toml(text: str) -> Any:
     if "\n" in text:
-        raise ContentError("one value has one line")
+        raise ContentError("a value must be on one line")
     return decode_toml(f"value = {text}")["value"]
 
 

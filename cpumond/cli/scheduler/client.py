@@ -80,7 +80,7 @@ def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]
 
 
 def watched(command: Callable[Concatenate[SchedulerClient, P], None]) -> Callable[..., None]:
-    """Give a command that prints a list ``--watch``."""
+    """Give ``--watch`` to a command that prints a list."""
 
     @click.option("--watch", "watches", is_flag=True, help=f"Show it again every {WATCH_S:g} s, until Ctrl-C.")
     @functools.wraps(command)

@@ -44,7 +44,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         self.finds = finds
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # Mostly an unset variable of a script. Every name begins with "", and the path of the request would change.
+        # "" is mostly an unset variable of a script. Every name begins with it, and the request's path would change.
         if value == "" and isinstance(param, click.Argument):
             article = "an" if self.kind == "operation" else "a"
             self.fail(f"expected the name of {article} {self.kind}, got an empty one.", param, ctx)

@@ -34,7 +34,7 @@ class PlanRefusedError(CpumondError):
 
 
 def format_limits(limits: dict[str, float], nothing: str = "-") -> str:
-    """``10 cpu, 0 gpu, 2 GiB memory``."""
+    """Format resources as ``10 cpu, 0 gpu, 2 GiB memory``."""
     texts = (f"{format_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
     return ", ".join(texts) or nothing
 

@@ -84,8 +84,8 @@ def plan_command(
 ) -> None:
     """Show what `cpumond tree apply FILE` would change, and the effect on every fair share; nothing is changed.
 
-    If the change would be refused, it ends with the same exit code as the change, mostly 78. Users with read access
-    only see the changes, not their effect. FILE is TOML, YAML or JSON by its name, - is TOML from standard input."""
+    If the change would be refused, this command ends with its exit code, mostly 78. Users with read access only see the
+    changes, not their effect. FILE is TOML, YAML or JSON by its name, - is TOML from standard input."""
     if simulates:
         if is_detailed or show_all:
             raise UsageError("--simulate shows no plan: --detailed-exitcode and --all have no effect; leave them out")

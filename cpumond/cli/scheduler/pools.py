@@ -59,7 +59,7 @@ def format_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
 
 
 def format_state(starvation: str, starves_in_s: float | None) -> Cell:
-    """``starving``, ``starves in 12 s``, or nothing."""
+    """Return ``starving``, ``starves in 12 s``, or nothing."""
     if starvation in STARVES:
         return starvation.replace("_", " "), STARVES[starvation]
     return ("", "") if starves_in_s is None else (f"starves in {format_span(starves_in_s)}", "yellow")
@@ -292,8 +292,8 @@ def _format_budget(pool: PoolView) -> Cell:
 def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """List the pools of a tree, each below its parent.
 
-    Numbers are cores. "cores" and "share" are the fair share: its CPU, and in percent of the cluster, of the resource
-    with the largest share; that resource is named unless it is CPU."""
+    Numbers are cores. "cores" is the CPU of the fair share. "share" is its largest share of a resource, in percent of
+    the cluster; the resource is named unless it is CPU."""
     pools = client.fetch(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
     name: Column[PoolView] = column("pool", 0, lambda pool: _format_pool(pool, "  " * depths[pool.name]))
@@ -385,7 +385,7 @@ def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> li
 
 
 def expand_key(assignment: str) -> str:
-    """``resource_flow=...`` as ``integral_guarantees/resource_flow=...``."""
+    """Return ``resource_flow=...`` as ``integral_guarantees/resource_flow=...``."""
     first = assignment.partition("=")[0].replace(".", "/").partition("/")[0].strip().replace("-", "_")
     if first not in PoolIntegralGuarantees.__struct_fields__ or is_option("pool", first):
         return assignment
@@ -481,8 +481,8 @@ def pool_plan_command(
     """Show what a change of a pool would do to every fair share; nothing is changed.
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only changes are shown. If the
-    change would be refused, it ends with the same exit code: 78, 77 without the rights, 67 for an unknown pool. POOL
-    may also be a file with several pools, as for `cpumond tree plan`: options that it does not set are unset."""
+    change would be refused, this command ends with its exit code: 78, 77 without the rights, 67 for an unknown pool.
+    POOL may also be a file with several pools, as for `cpumond tree plan`: options that it does not set are unset."""
     if simulates and show_all:
         raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
     if is_tree_file(pool):

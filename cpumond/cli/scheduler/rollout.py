@@ -158,8 +158,8 @@ def show_command(client: SchedulerClient) -> None:
 def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None:
     """Let nodes whose tags match FILTER (a formula as in nodes_filter, %true for all) do at most LEVEL.
 
-    An increase goes to a canary first. It is reverted automatically if it is too late, meets writes of other programs
-    or has errors; `cpumond rollout advance` lets all nodes follow."""
+    An increase goes to a canary first. It is reverted automatically if it delays too much work, meets writes of other
+    programs or has errors; `cpumond rollout advance` lets all nodes follow."""
     budget = {name: stage.pop(name) for name in Budget.__struct_fields__}
     body = given({**stage, "budget": budget})
     content = client.request("POST", "/rollout/plan", body)

@@ -126,7 +126,7 @@ class _Run:
         return print_end(follower)
 
     def _refuse_too_large(self, details: OperationDetails) -> None:
-        """Abort at once an operation that no node could hold, the user would wait in vain. Raises UnavailableError."""
+        """Abort at once an operation that no node could hold: the user would wait in vain. Raises UnavailableError."""
         if details.shown_state != "cannot start":
             return
         whys = "; ".join(dict.fromkeys(part.why for part in details.trees.values()))
@@ -253,7 +253,7 @@ def _runs(found: OperationDetails) -> bool:
 
 
 def _look(client: SchedulerClient, operation: str, end_s: float | None) -> OperationDetails | None:
-    """The operation; None if no scheduler answers before the time-out. Raises UnavailableError without one."""
+    """Return the operation; None if no scheduler answers before the time-out. Without time-out: UnavailableError."""
     begun_s = time.monotonic()
     while True:
         try:

@@ -43,9 +43,9 @@ def token_command() -> None:
 def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
     """Create a token of USER (default: yourself) and print it. It is shown only once.
 
-    Groups that you put into a token of your own hold as long as you are in them: as long as the scheduler's [groups],
-    or the token that you create it with, say so. A token made from an account or a user of a proxy that cannot be
-    checked later ends after 30 days."""
+    Groups in a token that you create for yourself are valid while you are in them, by the scheduler's [groups] or by
+    the token with which you create it. If an account or a proxy identifies you, other groups cannot be checked later: a
+    token with such ends after 30 days."""
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
     end = "until it is revoked" if made.expires_at is None else f"until {format_time(made.expires_at)}"

@@ -67,9 +67,9 @@ ROWS = {
           (("--step", "0"), ("--step", "1us"), ("--until", "-1"), ("--until", "1y"), ("--every", "x"))),
     ],
     "estimate": [
-        (64, ["--since", "1h"], "--since is only with --prometheus; leave it out"),
-        (64, ["--token-file", "x"], "--token-file is only with --prometheus"),
-        (64, ["--prometheus", "http://x", "--root", "a"], "--root is not with --prometheus, which reads past data"),
+        (64, ["--since", "1h"], "--since is for --prometheus only; leave it out"),
+        (64, ["--token-file", "x"], "--token-file is for --prometheus only"),
+        (64, ["--prometheus", "http://x", "--root", "a"], "--root is not for --prometheus, which reads past data"),
         (64, ["--force"], "--force only applies to --write; add --write FILE"),
         (64, ["--set", "limit_rule=peak"], "--set limit_rule: the estimate covers every rule; leave it out"),
         (78, ["--set", "smoothing_factor=2"], "--set: smoothing_factor: must be"),

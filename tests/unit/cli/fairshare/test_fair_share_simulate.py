@@ -258,7 +258,7 @@ def test_an_endless_file_is_78(monkeypatch, capsys):
     [
         (b"", "is empty; see 'cpumond fair-share simulate --help' for its contents"),
         (b"\xff", "byte 0 is not UTF-8; expected TOML or JSON"),
-        (b"x = ", "not valid TOML, and JSON begins with {: line 1: `x =`: x has no value: write one"),
+        (b"x = ", "not valid TOML, and not JSON, which begins with {: line 1: `x =`: x has no value: write one"),
         (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
         (b"x = " + b"[" * 5000, "is nested too deeply; "),
         (b"x = " + b"1" * 5000, "contains a number of thousands of digits; "),
@@ -293,9 +293,9 @@ def test_the_tree_is_checked_as_that_of_an_update():
         ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
         ("cpu = 30", "cpus = 30", "script 1.demand.cpus: unknown key; did you mean 'cpu'?"),
         ("demand = { cpu = 30 }", "", 'script 1: "demand" is missing; action "start" needs it'),
-        ('"start"', '"stop"', 'script 1.demand: an event with action "stop" does not have it'),
+        ('"start"', '"stop"', 'script 1.demand: an event with action "stop" must not have it'),
         ('"start"', '"ramp"', 'script 1: "over" is missing; action "ramp" needs it'),
-        ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" does not have it'),
+        ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" must not have it'),
         ('"start"', '"start"\nrepeat_every = 0', "script 1.repeat_every: expected a duration in [1s, 36500d], got 0s"),
     ],
 )
