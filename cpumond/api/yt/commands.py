@@ -1,6 +1,6 @@
 """The commands of the ``yt`` protocol, for one scheduler (yt_protocol.md 6 and 10).
 
-``YtBackend`` answers one command after another from the live state. Only changes, commands of the scheduler, wait."""
+``YtBackend`` answers each command from the live state at once. Only changes wait, as commands of the scheduler do."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ from cpumond.scheduler.store import Change
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
 MAX_LISTED_BYTES: Final = 16 * 2**20
-"""Maximum memory of the specifications in one answer."""
+"""Maximum bytes of memory that the specifications in one answer may take."""
 SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
 DEFAULT_LISTED_OPERATIONS: Final = 100
 
@@ -80,7 +80,7 @@ LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
-"""Attributes in ``list_operations`` if the request names none."""
+"""Attributes that ``list_operations`` returns if the request names no attributes."""
 
 
 class YtBackend:
@@ -101,7 +101,7 @@ class YtBackend:
         try:
             return await seen._answer(request)
         except CpumondError as error:
-            # Refusals are recorded here, because a batch hides those of its requests from its caller.
+            # Refusals are recorded here, because a batch returns them within its answer and raises none itself.
             operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
             await record_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
             raise
@@ -115,7 +115,7 @@ class YtBackend:
         return await self.execute(change(self, request), request)
 
     def find_record(self, request: YtRequest, permission: Permission = "read") -> OperationRecord:
-        """The operation that a request names. Raises CommandError, also if the request's user lacks the right."""
+        """Return the operation that a request names. Raises CommandError, also if its user lacks the right."""
         record = self.scheduler.state.find_record(_operation_id(request))
         check_operation(Rights(self.scheduler.state, request.user), record, permission)
         return record
@@ -123,8 +123,8 @@ class YtBackend:
     async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
         """Carry out a command of the scheduler; return the request's answer, ``{key: id}``, or ``{}`` without a key.
 
-        The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
-        is answered and not run."""
+        The answer is stored together with the command under the request's mutation id: if the request is repeated after
+        a crash, it is answered and not run again."""
         mutation_id = strip_attributes(request.parameters.get("mutation_id"))
 
         def remember(reply: Reply) -> Change:
@@ -188,7 +188,7 @@ async def _exists(backend: YtBackend, request: YtRequest) -> Any:
 
 
 def _settable(backend: YtBackend, path: YPath) -> CypressNode:
-    """The node whose attributes are changed: never a link itself."""
+    """Return the node whose attributes are changed: never a link itself, but its target."""
     return backend.cypress.resolve(YPath(path.root, path.steps, path.attribute))
 
 
@@ -216,7 +216,7 @@ async def _change(backend: YtBackend, request: YtRequest, node: CypressNode, edi
 
 
 def _stale(node: CypressNode, value: Mapping[str, Any]) -> list[str]:
-    """Stored attributes that a new set of attributes does not name."""
+    """Return the stored attributes that a new set of attributes does not name."""
     given = {canonical_name(node.kind, name) for name in value}
     return [name for name in node.stored if name not in given]
 
@@ -318,9 +318,9 @@ async def _create_at(
             first, parent_name = first or step, step
         return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, "node_id")
     except CommandError:
-        # A refused request changes nothing: pools that it created above the refused pool are removed again.
+        # A refused request must change nothing: remove the pools that it created above the refused one.
         if first:
-            undoing = replace(request.user, admin=True)  # a user who may create a pool may not always remove it
+            undoing = replace(request.user, admin=True)  # not every user who may create a pool may remove it
             await backend.scheduler.execute(RemovePool(tree, first, recursive=True), undoing)
         raise
 
@@ -382,7 +382,7 @@ async def _sum_up(backend: YtBackend, record: OperationRecord, turn: Turn) -> jo
 
 
 async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
-    """The named attributes that exist, or all; unknown names are skipped."""
+    """Return the named attributes that exist, or all for None."""
     found = {}
     for name, value in info.parts() if names is None else ((name, info.get(name, MISSING)) for name in names):
         if value is not MISSING:
@@ -396,7 +396,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     tests = operation_tests(request)
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
-    """Filter -> the operations that only this filter leaves out."""
+    """Filter -> the operations that this filter, and no other, leaves out."""
     rights = Rights(state, request.user)
     for record in rights.readable(list_records(state)):
         failing = [name for name, test in tests.items() if not test(record)]
@@ -465,10 +465,10 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
-    """The end of a job's output, or the part that the request names, fetched from its node.
+    """Return the end of a job's output, or the part that the request names, fetched from the job's node.
 
-    A client that tracks an operation requests the stderr of its failed jobs. The client continues after "no such job",
-    but any other error would hide why the operation failed."""
+    A client that tracks an operation requests its failed jobs' stderr. If the answer is "no such job", the client goes
+    on; after any other error it would not tell why the operation failed."""
     job_id = get_text(request, "job_id")
     kind = get_text(request, "type", "user_job_stderr")
     if kind != "user_job_stderr":
@@ -519,7 +519,7 @@ async def _check_operation_permission(backend: YtBackend, request: YtRequest) ->
 
 
 def _view_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) -> dict[str, Any]:
-    """The answer about the rights of any user."""
+    """Return the answer to a question about a user's rights; the user may be another one than the sender."""
     name, state = get_text(request, "user"), backend.scheduler.state
     user = request.user if name == request.user.name else backend.find_known(name)
     if user is not request.user and not request.user.admin:
@@ -570,4 +570,4 @@ _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
         get_table(r, "resource_delta"),
     ),
 }
-"""Commands of ``yt`` that become one command of the scheduler and have an empty answer."""
+"""Commands of ``yt`` that become one command of the scheduler; their answer is empty."""

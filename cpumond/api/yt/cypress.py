@@ -53,14 +53,14 @@ MAX_TURN_S: Final = 0.003
 
 
 class Turn:
-    """Lets other requests run while a large answer is made."""
+    """Lets other requests run while a large answer is made, part by part."""
 
     def __init__(self, longest_s: float = MAX_TURN_S) -> None:
         self._longest_s = longest_s
         self._begun = time.perf_counter()
 
     async def give(self) -> None:
-        """Let other requests run if it is their turn; the parts of the answer made after that show a later state."""
+        """Let other requests run if it is their turn; parts of the answer made afterwards show a later state."""
         if time.perf_counter() - self._begun > self._longest_s:
             await asyncio.sleep(0)
             self._begun = time.perf_counter()
@@ -82,11 +82,11 @@ class CypressNode:
     id: str = ""
     """An id that never changes; "" for a node that is made from the path."""
     is_opaque: bool = False
-    """Whether a ``get`` of this node, or of one above it, shows this node as an entity."""
+    """Whether ``get`` of this node, or of a node above it, shows just an entity (``#``) for this node."""
     names: Callable[[], Iterable[str]] = tuple
     make_child: Make = lambda _path, _name: None
     explain_child: Callable[[str], str] | None = None
-    """Returns a hint about a missing child, "" for no hint. If this is None, the hint is the nearest name."""
+    """Returns a hint about a missing child, "" for no hint. If no function is given, the hint is the nearest name."""
     system: Mapping[str, Read] = field(default_factory=lambda: _SYSTEM)
     """Attributes that the node computes itself."""
     stored: Mapping[str, Any] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class CypressNode:
     change_by: Callable[[Edits], ConfigCommand | NodeCommand] | None = None
     tree: TreeConfig | None = None
     pool: PoolConfig | None = None
-    """Set for a pool; None for the tree itself."""
+    """The pool at this path; None for the tree itself."""
     value: Any = MISSING
-    """Value of a place in the orchid."""
+    """The value, for a place in the orchid."""
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
@@ -105,7 +105,7 @@ class CypressNode:
         return self.make_child(self.child_path(name), name)
 
     def explain(self, name: str) -> str:
-        """A hint about a missing child; "" for none."""
+        """Return a hint about a missing child; "" for no hint."""
         if self.explain_child is not None:
             return self.explain_child(name)
         near = nearest(name, self.names())
@@ -115,7 +115,7 @@ class CypressNode:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
     async def get(self, attributes: Sequence[str], turn: Turn) -> Any:
-        """Answer to ``get``: children as a map, each with those of ``attributes`` that the child has."""
+        """Return the answer to ``get``: a map of the children, each with those of ``attributes`` that the child has."""
         if self.is_opaque:
             return self.with_attributes(None, attributes)
         shown = {}
@@ -127,7 +127,7 @@ class CypressNode:
         return self.with_attributes(shown, attributes)
 
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
-        """``value`` with those of the attributes that the node has."""
+        """Return ``value`` with those of ``attributes`` that the node has."""
         found = {}
         for name in self._known(attributes):
             try:
@@ -138,7 +138,7 @@ class CypressNode:
         return Attributed(value, found) if found else value
 
     def _known(self, names: Iterable[str]) -> list[str]:
-        """Return those names that may be attributes; an error for each other name would cost more than this check."""
+        """Return the names that may be attributes. An error for each other name would cost more than this check."""
         given, has_options = {*self.system, *self.stored}, self.tree is not None
         if has_options:
             given.update(self.stored.get(CONFIG, ()))
@@ -163,11 +163,11 @@ class CypressNode:
         return "tree" if self.tree is not None and self.pool is None else "pool"
 
     def _has_default(self, name: str) -> bool:
-        """Whether an unset option is shown as an attribute with its default: true for trees, not for pools."""
+        """Whether an option that is not set is shown with its default: true for a tree's options, not for a pool's."""
         return self.kind == "tree" and is_option("tree", name)
 
     def attribute(self, keys: Sequence[str], with_defaults: bool = True) -> Any:
-        """Return the answer to ``get @keys``; for no keys all set attributes. Raises CommandError (RESOLVE)."""
+        """Return the answer to ``get @keys``; without keys, all set attributes. Raises CommandError (RESOLVE)."""
         if not keys:
             return {**{name: read(self) for name, read in self.system.items()}, **self.stored}
         name = keys[0].replace("-", "_")
@@ -186,7 +186,7 @@ class CypressNode:
             return _descend({keys[0]: known[name]}, keys)
 
     def change(self, edits: Edits) -> ConfigCommand | NodeCommand:
-        """The command that changes attributes. Raises YtError where they cannot be changed."""
+        """Return the command that changes attributes. Raises YtError if this node's cannot be changed."""
         if self.change_by is None:
             raise YtError(f"Attributes of {self.path} cannot be changed")
         return self.change_by(edits)
@@ -275,7 +275,7 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
 def _last_value(
     path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
 ) -> Any:
-    """The last value of edits of one attribute; ``known``: attributes to change, if several. Raises YtError."""
+    """Return the last value in edits of one attribute. ``known``: all that can be changed. Raises YtError."""
     for edit in edits:
         if edit.path != (name,):
             what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
@@ -294,7 +294,7 @@ def _pool_path(tree: TreeConfig, name: str) -> str:
 
 
 def _read_option(node: CypressNode, keys: Sequence[str]) -> Any:
-    """A stored attribute; the error for an option that is not set names the value in force."""
+    """Return a stored attribute. If it is an option that is not set, the error names the value in force."""
     kind, item = node.kind, node.pool or node.tree
     assert item is not None
     try:
@@ -317,7 +317,7 @@ _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", 
 
 
 async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
-    """Make lazy values like ``materialise``, with turns for other requests: a tree may have thousands of pools."""
+    """Like ``materialise``, but other requests get turns, because a tree may have thousands of pools."""
     turn = Turn(pause_s)
 
     async def convert(value: Any) -> Any:
@@ -333,7 +333,7 @@ async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
 
 
 class Cypress:
-    """All objects that paths lead to in one scheduler."""
+    """All objects of one scheduler to which paths lead."""
 
     def __init__(self, scheduler: Scheduler, cluster_name: str, version: str = f"{__version__}-cpumond") -> None:
         self.scheduler = scheduler
@@ -343,10 +343,10 @@ class Cypress:
         self.user = User("")
         """The user of the request; set by ``seen_by``."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
-        """Children in the last tree: at most one entry; copies made by ``seen_by`` share this list."""
+        """Pools' children in the last tree (at most one entry); copies made by ``seen_by`` share this list."""
 
     def seen_by(self, user: User) -> Cypress:
-        """A copy that only contains objects that the user may see."""
+        """Return a copy that shows only objects that the user may see."""
         seen = copy.copy(self)
         seen.user = user
         return seen
@@ -388,7 +388,7 @@ class Cypress:
     def _directory(
         self, children: Mapping[str, Make], attributes: Mapping[str, Any] | None = None
     ) -> Callable[..., CypressNode]:
-        """Return a function that makes a node with fixed children and attributes."""
+        """Return a function that makes a node with the given children and attributes."""
 
         def make_child(path: str, name: str) -> CypressNode | None:
             return children[name](path, name) if name in children else None
@@ -404,7 +404,7 @@ class Cypress:
         return self._document(fixed(parts), path, name, "orchid")
 
     def _document(self, value: Any, path: str, name: str, kind: str = "") -> CypressNode:
-        """A place in the orchid; read-only."""
+        """Return a node for a place in the orchid, which is read-only."""
 
         def make_child(path: str, name: str) -> CypressNode | None:
             if isinstance(value, Mapping):
@@ -473,7 +473,7 @@ class Cypress:
     def _pools_of(
         self, tree: TreeConfig, pool: PoolConfig | None, path: str, change: Callable[[Edits], ConfigCommand]
     ) -> CypressNode:
-        """A tree or an explicit pool, which can contain pools."""
+        """Return the node of a tree or of an explicit pool; both can contain pools."""
         inside, item = ROOT_POOL if pool is None else pool.name, pool or tree
 
         def make_child(path: str, name: str) -> CypressNode | None:
@@ -496,7 +496,7 @@ class Cypress:
         )
 
     def _explain_pool(self, tree: TreeConfig, name: str) -> str:
-        """Return a hint with the path of a pool that is not where the request looked for it."""
+        """Return a hint with the path of a pool that the request looked for at a wrong path."""
         if name in tree.pools:
             return f'pool "{name}" is at {_pool_path(tree, name)}'
         if name in self.scheduler.state.trees[tree.name].pools:
@@ -508,7 +508,7 @@ class Cypress:
         return f"did you mean {_pool_path(tree, near)}?" if near else ""
 
     def _default_tree(self, path: str) -> CypressNode:
-        """Target of the link ``//sys/pools``. Raises CommandError with code RESOLVE."""
+        """Return the target of the link ``//sys/pools``. Raises CommandError with code RESOLVE."""
         tree = self.config.trees.get(self.config.default_tree)
         if tree is None:
             raise CommandError(
@@ -518,7 +518,7 @@ class Cypress:
         return self._tree(tree, path)
 
     def resolve(self, path: YPath, with_hints: bool = True) -> CypressNode:
-        """Return the node of a path, without its attribute. Raises YtError with code RESOLVE; hints cost time."""
+        """Return the node of a path, ignoring its attribute. Raises YtError with code RESOLVE; hints cost time."""
         node = self._root() if path.root == "/" else self._find_object(path)
         for position, step in enumerate(path.steps):
             child = node.find(step)
@@ -550,7 +550,7 @@ class Cypress:
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
     def read(self, path: YPath, with_hints: bool = True, with_defaults: bool = True) -> Any:
-        """The value of an attribute path; ``with_defaults``: also unset options of a tree. Raises YtError (RESOLVE)."""
+        """Return an attribute's value. ``with_defaults``: also of a tree's unset options. Raises YtError (RESOLVE)."""
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:

@@ -14,7 +14,7 @@ Test = Callable[[OperationRecord], bool]
 
 
 def operation_tests(request: YtRequest) -> dict[str, Test]:
-    """The filters of the request, by their dimension."""
+    """Return the tests that the request's filters demand, by dimension."""
     since, until, cursor = (get_time(request, name) for name in ("from_time", "to_time", "cursor_time"))
     direction = get_text(request, "cursor_direction", "past")
     if direction not in ("past", "future"):
@@ -57,7 +57,7 @@ def _has_failed(record: OperationRecord) -> bool:
 def count_operations(
     chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
 ) -> dict[str, Any]:
-    """Count the operations of each kind; for a dimension all filters apply but that of the dimension itself."""
+    """Count the operations by dimension. For each one, all filters apply except the filter of the dimension itself."""
     return {
         "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
         "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),

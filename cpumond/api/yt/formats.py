@@ -1,4 +1,4 @@
-"""The formats of the ``yt`` protocol (yt_protocol.md 5): the parameter that names one, and its JSON."""
+"""The formats of the ``yt`` protocol (yt_protocol.md 5): the parameter that names a format, and the protocol's JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cpumond.core.decode import is_no_utf8
 
 SPLIT_ITEMS = 32
 MAX_SPLIT_DEPTH = 4
-"""Depth down to which maps and lists of more than SPLIT_ITEMS items are written as JSON in parts."""
+"""Down to this depth, maps and lists of more than SPLIT_ITEMS items are written as JSON in parts."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Format:
     name: Literal["yson", "json"]
     variant: Literal["binary", "text", "pretty"] = "binary"
     encode_utf8: bool = True
-    """JSON only: strings are bytes written as the code points 0-255 (section 5)."""
+    """JSON only: each byte of a string is written as a character, U+0000 to U+00FF (section 5)."""
 
     @property
     def content_type(self) -> str:
@@ -68,8 +68,7 @@ MIME_FORMATS = {
 
 def format_of(value: Any, where: str = "format") -> Format:
     """Return the format that a value like ``<format=pretty>"yson"`` or ``"json"`` names, ignoring unknown attributes.
-
-    Raises FormatError for a different format, and for a different kind of YSON."""
+    Raises FormatError for an unknown format, and for an unknown kind of a format."""
     attributes = value.attributes if isinstance(value, Attributed) else {}
     name = strip_attributes(value)
     if name != "yson" and name != "json":
@@ -85,7 +84,7 @@ def format_of(value: Any, where: str = "format") -> Format:
 
 
 def parse_format(text: bytes, where: str = "format") -> Format:
-    """The format that the text of a header names, as YSON or as JSON. Raises ParseError or FormatError."""
+    """Return the format that a header's text, in YSON or JSON, names. Raises ParseError or FormatError."""
     try:
         value = read_json(text) if text.lstrip().startswith(b"{") else read_yson(text)
     except ParseError as error:
@@ -94,14 +93,14 @@ def parse_format(text: bytes, where: str = "format") -> Format:
 
 
 def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
-    """Return the value in ``data``. YSON may mix text and binary, regardless of ``form``. Raises ParseError."""
+    """Return the value in ``data``. YSON may mix text and binary, whatever ``form`` says. Raises ParseError."""
     if form.name == "json":
         return read_json(data, form.encode_utf8, max_depth)
     return read_yson(data, max_depth)
 
 
 def write_value(value: Any, form: Format, give_way: Callable[[], object] | None = None) -> bytes:
-    """``value`` in the format. Raises FormatError for values that the format cannot express.
+    """Return ``value`` in the format ``form``. Raises FormatError for values that the format cannot express.
 
     ``give_way`` is called about every WRITTEN_BYTES, for threads that write large values."""
     if form.name == "json":
@@ -112,15 +111,15 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
 _JSON_ITEM = re.compile(
     rb'[^",\[{]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?+[^",\[{]*+)*+(?:[\[{]\s*+[\]}]|([,\[{]))?', re.DOTALL
 )
-"""One match is an empty list or map, or a character that begins one more value (group 1), with all text before it:
-there may be a million strings. The possessive group has no alternatives: Python before 3.11.5 loses its place there."""
+"""One match ends with an empty list or map, or with a character that begins one more value (group 1). It includes all
+text before, perhaps a million strings. A possessive group with alternatives fails in Python before 3.11.5."""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 
 def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
-    """The one value in JSON; ``{"$attributes": {...}, "$value": v}`` is a value with attributes.
+    """Return the only value in ``data``; ``{"$attributes": {...}, "$value": v}`` is a value with attributes.
 
-    With ``encode_utf8`` characters are bytes; a string with a character above U+00FF is taken literally. Raises
+    With ``encode_utf8`` each character is a byte, but a string with a character above U+00FF is taken literally. Raises
     ParseError, also for more than MAX_VALUES values."""
     if has_too_many_values(data):
         raise ParseError(f"JSON of more values than the limit of {MAX_VALUES}", None)
@@ -149,14 +148,14 @@ def has_too_many_values(data: bytes) -> bool:
     """Whether a text in JSON contains more than MAX_VALUES, without parsing it."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") < MAX_VALUES:
         return False
-    # Strings may contain some of these characters. In valid JSON there is a separator before each empty list or map but
-    # the first.
+    # Some of these characters may be in strings, so count exactly. In valid JSON there is a separator before each empty
+    # list or map, except before the first.
     items = itertools.islice(_JSON_ITEM.finditer(data), 2 * MAX_VALUES)
     return sum(found[1] is not None for found in items) >= MAX_VALUES
 
 
 def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
-    """The value from the output of a JSON library; the inverse of ``to_json_tree``. Raises ParseError."""
+    """Return the value in a JSON library's output; this is the inverse of ``to_json_tree``. Raises ParseError."""
     if isinstance(tree, str):
         return _decode_json_text(tree) if encode_utf8 else tree
     if isinstance(tree, (dict, list)) and max_depth <= 0:
@@ -208,7 +207,7 @@ def _decode_json_text(text: str) -> str:
 def write_json(
     value: Any, encode_utf8: bool = True, pretty: bool = False, give_way: Callable[[], object] | None = None
 ) -> bytes:
-    """Write ``value`` as JSON. Raises FormatError for values that JSON lacks. ``give_way`` as in ``write_value``."""
+    """Write ``value`` as JSON. Raises FormatError for values that JSON lacks. For ``give_way`` see ``write_value``."""
     pieces: list[bytes] = []
     _put_json(value, encode_utf8, 0, gather(pieces, give_way))
     data = b"".join(pieces)
@@ -236,7 +235,7 @@ def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], 
 
 
 def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
-    """``value``, nested in ``depth`` others, for any JSON library; nan, inf and -inf become strings.
+    """Return ``value`` so that any JSON library can write it; nan, inf and -inf become strings. ``depth``: its nesting.
 
     Raises FormatError."""
     if isinstance(value, str):

@@ -26,7 +26,7 @@ JOB_TYPES: Final = frozenset({
     "sorted_merge", "ordered_merge", "unordered_merge", "shallow_merge", "sorted_reduce", "join_reduce",
     "partition_reduce", "reduce_combiner", "remote_copy", "shuffle", "scheduler_first", "scheduler_last",
 })  # fmt: skip
-"""Types that a filter may name; all jobs here have the same type."""
+"""Types that a filter may name, although all jobs here have the same type."""
 
 JOB_STATES: Final = (
     "none", "waiting", "running", "aborting", "completed", "failed", "aborted", "lost", "materializing",
@@ -38,12 +38,12 @@ AddressOf = Callable[[AnyJob], str]
 
 @dataclass(frozen=True)
 class JobFilters:
-    """The filters of a request of ``list_jobs``. ``names``: the wanted attributes, None for all."""
+    """The filters of a request ``list_jobs``. ``names``: the requested attributes, None for all."""
 
     parameters: dict[str, Any]
-    """Parameters that a continuation keeps."""
+    """Parameters that the next page's request keeps."""
     tests: dict[str, Test]
-    """Dimension -> test; the counts of a dimension leave out its own test."""
+    """Dimension -> test of a job. To count the jobs by a dimension, this dimension's own test is not applied."""
     key: Callable[[AnyJob], Any]
     is_descending: bool
     offset: int
@@ -61,16 +61,14 @@ _TOKEN: Final = "continuation_token"  # noqa: S105 - the name of a parameter
 
 
 def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilters:
-    """Parse the filters. Raises YtError for unknown words, and for the continuation of a different request."""
+    """Parse the filters. Raises YtError for unknown words, and for a token that continues a different request."""
     given = {name: plain(request.parameters[name]) for name in _LISTED if request.parameters.get(name) is not None}
     offset = get_number(request, "offset", 0, 2**31)
     if request.parameters.get(_TOKEN) is not None:
         kept, offset = _read_token(get_text(request, _TOKEN))
         other = sorted(name for name, value in given.items() if kept.get(name) != value)
         if other:
-            raise YtError(
-                f"list_jobs: {other[0]} differs from that of the request which {_TOKEN} continues; leave it out"
-            )
+            raise YtError(f"list_jobs: {other[0]} is not that of the request which {_TOKEN} continues; leave it out")
         given = kept
         request = replace(request, parameters={**request.parameters, **kept})
     order = _word(request, "sort_order", ("ascending", "descending"), "ascending")
@@ -93,7 +91,7 @@ def _word(request: YtRequest, name: str, known: Sequence[str], otherwise: str) -
 
 
 def _make_keys(address_of: AddressOf, now: float) -> dict[str, Callable[[AnyJob], Any]]:
-    """Return field to sort by -> the key of a job; jobs that have not ended come last."""
+    """Return sort field -> key of a job; by ``finish_time``, jobs that have not ended come last."""
 
     def finish_time(job: AnyJob) -> float:
         return job.finish_time if isinstance(job, JobRecord) else math.inf
@@ -151,7 +149,7 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
 
 
 def _get_choice(request: YtRequest, name: str) -> bool | None:
-    """Return True for only jobs with the property, False for only jobs without it, None for all jobs."""
+    """Return True to list only jobs with the property, False to list only jobs without it, None to list all."""
     value = plain(request.parameters.get(name))
     if value is not None and not isinstance(value, bool):
         raise YtError(f"list_jobs: {name} must be true or false, not {quote_text(value)}")
@@ -159,7 +157,7 @@ def _get_choice(request: YtRequest, name: str) -> bool | None:
 
 
 def choose_jobs(jobs: Sequence[AnyJob], query: JobFilters) -> tuple[list[AnyJob], dict[str, Any]]:
-    """Return the jobs of one page that a request selects, and the rest of the answer."""
+    """Return one page of the jobs that a request selects, and the rest of the answer."""
     failing = [(job, [name for name, test in query.tests.items() if not test(job)]) for job in jobs]
     chosen = [job for job, names in failing if not names]
     states = Counter(job_state(job) for job, names in failing if names in ([], ["state"]))

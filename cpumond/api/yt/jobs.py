@@ -18,7 +18,7 @@ JOB_TYPE: Final = "vanilla"
 _STATES: Final = {"starting": "waiting", "stopping": "aborting"}
 _FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
 _FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory", "stderr_size")
-"""Figures of an ended job that are shown if they are known."""
+"""Figures that are shown for an ended job if they are known."""
 NO_DATA: Final = {
     f"processed_{way}_{what}": 0
     for way in ("input", "output")
@@ -30,7 +30,7 @@ AnyJob = Job | JobRecord
 
 
 def job_state(job: AnyJob) -> str:
-    """The state of a job in the words of ``list_jobs``."""
+    """Return the state of a job in the words of ``list_jobs``."""
     return _STATES.get(job.state, job.state)
 
 
@@ -113,8 +113,8 @@ def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, A
 
 
 def _list_statistics(job: AnyJob, limits: Mapping[str, int]) -> dict[str, float]:
-    """Path -> figure of a job: memory in bytes. An ended job also has times in milliseconds, and memory over time
-    (``cumulative_...``, bytes x s). System CPU time is included in user time. ``limits``: memory_limit by task."""
+    """Return path -> figure of a job: memory in bytes; for an ended job also times in milliseconds, and memory over
+    time (``cumulative_...``, bytes x s). User time includes system time. ``limits``: memory_limit by task."""
     limit = limits.get(job.task_name, 0)
     memory: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
     values: dict[str, float] = {}
@@ -134,7 +134,7 @@ def _list_limits(record: OperationRecord) -> dict[str, int]:
 
 
 def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
-    """Return ``statistics`` of ``get_job``: four aggregates of each figure, although there is only one job."""
+    """Return ``statistics`` of ``get_job``: for each figure four aggregates, although they are of only one job."""
     shown: dict[str, Any] = {}
     for path, value in _list_statistics(job, _list_limits(record)).items():
         _put(shown, path, _summary(1, value, value, value))
@@ -142,7 +142,7 @@ def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
 
 
 class JobStatistics:
-    """Statistics of the ended jobs of an operation, summed by how they ended."""
+    """Statistics of an operation's ended jobs, summed up for each way in which jobs end."""
 
     def __init__(self, record: OperationRecord) -> None:
         self._limits = _list_limits(record)

@@ -14,7 +14,7 @@ MISSING: Final[Any] = object()
 
 
 class Lazy(Mapping[str, Any]):
-    """A map whose values are made on demand; they may be ``Lazy`` again."""
+    """A map whose values are made on demand; a value may itself be ``Lazy``."""
 
     __slots__ = ("_names", "_find", "_explain", "_has_all", "hidden", "is_whole")
 
@@ -28,10 +28,10 @@ class Lazy(Mapping[str, Any]):
         has_all: bool = False,
         is_whole: bool = False,
     ) -> None:
-        """``find`` returns MISSING for a missing value, even if ``names`` has its name; ``explain`` returns the reason.
+        """``find`` returns MISSING if there is no value, even if ``names`` contains the name; ``explain`` says why.
 
-        ``hidden``: names of values too large to be shown with the rest; None replaces them. ``has_all``: every name has
-        a value, so names are listed without making values. ``is_whole``: attributes of one object at one moment."""
+        ``hidden``: names of values too large to be shown with the rest; None replaces them. ``has_all``: each name has
+        a value, so no values are made to list the names. ``is_whole``: all values are attributes of one object."""
         self._names = names
         self._find = find
         self._explain = explain
@@ -54,7 +54,7 @@ class Lazy(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield the shown entries one by one: names as of the start, each value as of the moment when it is made."""
+        """Yield the shown entries one by one: the names of the start, each value as of the moment when it is made."""
         for name in list(self._names()):
             value = None if name in self.hidden else self._find(name)
             if value is not MISSING:
@@ -65,19 +65,19 @@ class Lazy(Mapping[str, Any]):
         return {name: materialise(value) for name, value in self.parts()}
 
     def explain(self, name: str) -> str:
-        """Explain why there is no ``name``, with the nearest existing name."""
+        """Explain why there is no ``name``, and name the nearest one that exists."""
         near = nearest(name, self)
         hint = f'; did you mean "{near}"?' if near else ""
         return (self._explain(name) if self._explain is not None else f'there is no "{name}"') + hint
 
 
 def materialise(value: Any) -> Any:
-    """A value with all lazy parts made."""
+    """Return a value in which all lazy parts are made."""
     return value.to_dict() if isinstance(value, Lazy) else value
 
 
 def fixed(parts: Mapping[str, Callable[[], Any]], hidden: frozenset[str] = frozenset()) -> Lazy:
-    """A map of these parts, each made on demand."""
+    """Return a map of these parts, each of which is made on demand."""
     return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING, hidden=hidden)
 
 
@@ -87,12 +87,12 @@ def iso_time(seconds: float) -> str:
 
 
 def table(items: Mapping[str, Any], view: Callable[[Any], Any]) -> Lazy:
-    """A map of the same names, with the result of ``view`` for each item."""
+    """Return a map with the names of ``items`` and, as values, the results of ``view`` for the items."""
     return Lazy(lambda: items, lambda name: view(items[name]) if name in items else MISSING, has_all=True)
 
 
 def amounts(vector: Vector) -> dict[str, Any]:
-    """Resources as a map. The value of cpu is a double; all other values that are whole are integers."""
+    """Return resources as a map. The value of cpu is always a double; others are integers if they are whole."""
     slots, cpu, gpu, memory, network = vector
     return {
         "user_slots": whole(slots),
@@ -104,6 +104,6 @@ def amounts(vector: Vector) -> dict[str, Any]:
 
 
 def whole(number: float) -> float:
-    """A whole number, apart from rounding errors of sums, as an integer."""
+    """Return a number that is whole, up to rounding errors of sums, as an integer; others unchanged."""
     integer = round(number)
     return integer if abs(integer - number) <= 1e-9 * max(abs(number), 1.0) else number

@@ -1,8 +1,8 @@
 """Content of ``//sys/scheduler/orchid``: the current trees, operations, jobs and nodes (semantics.md 5). Pure.
 
 Converts the scheduler's state and the results of its last updates to plain values without infinity and NaN. Values are
-computed on demand: a ``Lazy`` map makes one at a time. One map is made for every request; if the state changes while a
-large one is read, its values are of different moments."""
+computed on demand: a ``Lazy`` map makes one at a time. Each request gets its own map; if the state changes while a
+large map is read, its values are of different moments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN_PREEMPTIONS: Final = 1000
 
 
 def _by_pool(tree: Tree, view: Callable[[PoolElement], Any]) -> Lazy:
-    """All pools, the root first, each as ``view`` returns it."""
+    """Return a map of all pools, the root first, with the results of ``view``."""
 
     def find(name: str) -> Any:
         pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
@@ -78,7 +78,7 @@ def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
 
 
 def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
-    """Guarantees of the root's children by kind, and the rest of the cluster (5.3)."""
+    """Return the sums of the guarantees of the root's children, by kind, and what they leave of the cluster (5.3)."""
     strong, burst, flow, distributed = ZERO, ZERO, ZERO, ZERO
     for pool in view.tree.root.children.values():
         given = pool.settings.integral_guarantees
@@ -99,11 +99,11 @@ def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
 
 
 TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
-"""Suffixes of the names of options that are in milliseconds."""
+"""Endings of the names of options whose values are in milliseconds."""
 
 
 def tree_options(tree: Tree) -> dict[str, Any]:
-    """All options of a tree with the values in force, under every accepted name (2.4)."""
+    """Return all options of a tree with the values in force, under every accepted name (2.4)."""
     options = _plain(tree.config.settings)
     rules = tree.root.rules
     if rules is not None:
@@ -120,7 +120,7 @@ def tree_options(tree: Tree) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as dictionaries with all their defaults; unset options are left out."""
+    """Return settings as dictionaries, including defaults; options without a value are left out."""
     if isinstance(value, msgspec.Struct):
         parts = {name: getattr(value, name) for name in value.__struct_fields__}
         return {name: _plain(part) for name, part in parts.items() if part is not None}
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
-    """User -> names of the ephemeral pools that were created for the user, except those under ``parent$user`` (2.9)."""
+    """Return user -> names of the ephemeral pools created for the user, except pools ``parent$user`` (2.9)."""
     found: dict[str, list[str]] = {}
     for pool in tree.pools.values():
         if pool.is_ephemeral and SUBPOOL_DELIMITER not in pool.name:
@@ -142,20 +142,20 @@ def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
 
 
 def _filter_of_all_trees(record: OperationRecord) -> str:
-    """Return the filter that an operation has in all of its trees, "" if they have different filters."""
+    """Return the operation's filter if it is the same in all of its trees, else ""."""
     filters = {options.scheduling_tag_filter for options in record.trees.values()}
     return filters.pop() if len(filters) == 1 else ""
 
 
 def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int]:
-    """Jobs of an operation by their outcome; ``total``: number of jobs in the operation's specification."""
+    """Return the numbers of an operation's jobs by state; ``total``: number of jobs in its specification."""
     counts = count_jobs(record, live)
     names = ("total", "pending", "active", "completed", "failed", "aborted", "lost")
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
 
 
 def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
-    """Aborted jobs by reason, as YTsaurus counts them."""
+    """Return the numbers of aborted jobs by reason, in YTsaurus' form."""
     reasons = dict(record.aborted_for)
     total = sum(counts.aborted for counts in record.counts.values())
     if total > sum(reasons.values()):
@@ -164,7 +164,7 @@ def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
 
 
 def view_incarnation(begun: Incarnation) -> dict[str, Any]:
-    """One run of all jobs of an operation with ``gang_options``, in the form of ``list_operation_events``."""
+    """Return one incarnation of an operation with ``gang_options``, in the form of ``list_operation_events``."""
     event = {"timestamp": iso_time(begun.at), "event_type": "incarnation_started", "incarnation": begun.id}
     if not begun.reason:
         return event
@@ -206,7 +206,7 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
-    """Alerts: the full pool of a waiting operation (3.2), why no job can start (3.7), ``told``: about its options."""
+    """Return alerts: the pool of a waiting operation is full (3.2); why no job can start (3.7); ``told``."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)
@@ -241,8 +241,8 @@ def operation_info(
     now: float | None = None,
     statistics: JobStatistics | None = None,
 ) -> Lazy:
-    """An operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``. ``statistics``:
-    of the operation's jobs.
+    """Return an operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``.
+    ``statistics``: those of its jobs.
 
     The answer contains no environment if ``rights`` do not allow reading it."""
     live, given = rights.state.operations.get(record.id), record.spec
@@ -301,9 +301,9 @@ def operation_info(
 
 
 def _brief_progress(state: State, record: OperationRecord, live: Operation | None, now: float | None) -> dict[str, Any]:
-    """Counts of jobs and, if there is a forecast, times of start and end in the form of ``yt``.
+    """Return counts of jobs and, if there is a forecast, times of start and end, in the form of ``yt``.
 
-    The client of ``yt`` shows these only if ``build_time`` is later than that of the last answer."""
+    The client of ``yt`` shows them only if ``build_time`` is later than in the answer before."""
     outlook, jobs = view_forecast(state, record.id), job_counts(record, live)
     brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}
     if now is not None:
@@ -318,7 +318,7 @@ USER_TAGS: Final = "user_tags"
 
 
 def node_info(node: Node) -> dict[str, Any]:
-    """A node as of its registration and its last heartbeat."""
+    """Return a node as its registration and its last heartbeat described it."""
     return {
         "id": node.id,
         "address": node.address,
@@ -339,7 +339,7 @@ def node_info(node: Node) -> dict[str, Any]:
 
 
 def nodes_by_address(state: State) -> dict[str, Node]:
-    """Return address -> node; a node with the address of an earlier node is under its own id instead."""
+    """Return address -> node. If an earlier node has the same address, a node's id is used instead of the address."""
     found: dict[str, Node] = {}
     for node in state.nodes.values():
         found[node.address if node.address not in found else node.id] = node
@@ -358,7 +358,7 @@ def _operations(rights: Rights, look_at: LookAt) -> Lazy:
 
 
 def scheduler_orchid(rights: Rights, results: Results) -> Lazy:
-    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that the user may read."""
+    """Return everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that the user may read."""
     state, look_at = rights.state, look_once(results)
 
     def preemptions() -> list[dict[str, Any]]:

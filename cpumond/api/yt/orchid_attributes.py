@@ -30,7 +30,7 @@ from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 from cpumond.scheduler.state.retries import find_policy
 
 MAX_SATISFACTION: Final = 1e9
-"""Value for an element without a fair share, whose satisfaction is infinite (7.2)."""
+"""Shown as the satisfaction of an element without a fair share, for which it is infinite (7.2)."""
 
 Reader = Callable[[UpdatedTree, Any], Any]
 
@@ -52,12 +52,12 @@ def _amounts(name: str) -> Reader:
 
 
 def _given(resources: Resources) -> dict[str, Any]:
-    """Resources of the configuration: only those that are set."""
+    """Return configured resources, only those that are set."""
     return {name: amount if name == "cpu" else whole(amount) for name, amount in resources.items()}
 
 
 def _detailed(convert: Callable[[Vector], Any]) -> Reader:
-    """Reader of the parts of a fair share, each converted by ``convert``."""
+    """Return a reader of the parts of a fair share, each converted by ``convert``."""
 
     def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
         shares = view.shares(element)
@@ -101,7 +101,7 @@ def _starving_ancestor(*statuses: str) -> Reader:
 
 
 def _rule(name: str) -> Reader:
-    """Reader of a rule in force for the element; seconds are shown as milliseconds."""
+    """Return a reader of a rule in force for the element; seconds are shown as milliseconds."""
 
     def read(_: UpdatedTree, element: Element) -> Any:
         value = getattr(_rules(element), name)
@@ -111,7 +111,7 @@ def _rule(name: str) -> Reader:
 
 
 def _own_rule(option: str, effective: str) -> Reader:
-    """Reader of an option about starvation: the element's own value, otherwise the value in force."""
+    """Return a reader of an option about starvation: the element's own value or, if unset, the value in force."""
     read_effective = _rule(effective)
 
     def read(view: UpdatedTree, element: Element) -> Any:
@@ -124,7 +124,7 @@ def _own_rule(option: str, effective: str) -> Reader:
 
 
 def _own_rule_value(element: Element, option: str) -> Any:
-    """The element's own option about starvation, None if unset; the root has only its rules."""
+    """Return the element's own option about starvation; None if unset, and for the root, which has no own options."""
     return None if element.parent is None else getattr(own_options(element), option, None)
 
 
@@ -246,7 +246,7 @@ def _always(value: Any) -> Reader:
 
 
 def _below_root(read: Reader) -> Reader:
-    """Hide an attribute at the root, which does not have it (5.1)."""
+    """Return a reader that hides an attribute for the root, because only other pools have it (5.1)."""
     return lambda view, pool: MISSING if pool.is_root else read(view, pool)
 
 
@@ -260,7 +260,7 @@ def _full_path(_: UpdatedTree, pool: PoolElement) -> str:
 
 
 def _if_flowing(read: Reader) -> Reader:
-    """Show an attribute also for a pool that has a flow but no type yet: the attribute is its future capacity."""
+    """Return a reader of the capacity: also of the future one of a pool that has a flow but no type yet."""
     return lambda view, pool: (
         read(view, pool) if is_integral(pool) or pool.settings.integral_guarantees.resource_flow else MISSING
     )
@@ -350,7 +350,7 @@ def _is_schedulable(element: OperationElement) -> bool:
 
 def _count_jobs(preemptibility: int) -> Reader:
     def count(_: UpdatedTree, element: OperationElement) -> int:
-        # The next preemption would sort the jobs anyway.
+        # This costs nothing extra: the next preemption would sort the jobs anyway.
         victims.sort_jobs(element)
         return sum(job.preemptibility == preemptibility for job in element.jobs.values())
 
@@ -396,10 +396,10 @@ def _attributes(view: UpdatedTree, element: Element, readers: Mapping[str, Reade
 
 
 def pool_attributes(view: UpdatedTree, pool: PoolElement) -> Lazy:
-    """Everything about a pool or the root (5.2, 5.3, 5.4)."""
+    """Return all dynamic attributes of a pool or the root (5.2, 5.3, 5.4)."""
     return _attributes(view, pool, _POOL)
 
 
 def operation_attributes(view: UpdatedTree, element: OperationElement) -> Lazy:
-    """Everything about an operation in one tree (5.2, 5.4)."""
+    """Return all dynamic attributes of an operation in one tree (5.2, 5.4)."""
     return _attributes(view, element, _OPERATION)

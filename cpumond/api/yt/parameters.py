@@ -1,4 +1,4 @@
-"""The parameters of a command of the ``yt`` protocol, each read as its required type."""
+"""The parameters of a command of the ``yt`` protocol, each of which is read as the required type."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cpumond.scheduler.rights.tokens import User
 MAX_QUERY_FIELDS = 100
 MAX_MILLISECONDS = 1e9
 MAX_NAMES = 256
-"""Maximum number of attributes that a request may name, because there may be very many objects."""
+"""Maximum number of attributes that a request may name, because it may name them for very many objects."""
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
 class YtRequest:
-    """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are ignored by the
-    backend. ``value`` is the body of ``set`` and ``multiset_attributes``."""
+    """One command. ``parameters`` are as they arrived: a path may be Attributed, and the backend ignores unknown names.
+    ``value`` is the body of ``set`` and ``multiset_attributes``."""
 
     command: str
     parameters: dict[str, Any]
@@ -39,7 +39,7 @@ class YtRequest:
 
 
 def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
-    """Parse parameters in a text. ``where``: its place, for errors. Raises YtError, as the next two functions do."""
+    """Parse a text of parameters. ``where``: its place, for errors. Raises YtError, as the next two functions do."""
     try:
         value = strip_attributes(read_value(text, form, depth))
     except ParseError as error:
@@ -50,7 +50,7 @@ def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any
 
 
 def gather_parameters(request: Request) -> bytes:
-    """The text of ``X-YT-Parameters``, or of its pieces ``X-YT-Parameters0``, ``X-YT-Parameters-1``... in base64."""
+    """Return the text of ``X-YT-Parameters``, or of its base64 pieces ``X-YT-Parameters0``, ``X-YT-Parameters-1``..."""
     whole = request.headers.get("x-yt-parameters")
     if whole is not None:
         return whole.encode("latin-1")
@@ -73,10 +73,10 @@ def gather_parameters(request: Request) -> bytes:
 
 
 def read_query(request: Request, depth: int) -> dict[str, Any]:
-    """The parameters in the URL: ``?path=//sys&recursive=true&attributes=["weight"]``.
+    """Return the parameters in the URL, for example ``?path=//sys&recursive=true&attributes=["weight"]``.
 
     A text that begins like YSON's maps, lists, attributes, literals or quoted strings is YSON; ``true``, ``false`` and
-    integers are values; everything else is a literal string."""
+    integers are values; any other text is a literal string."""
     parameters: dict[str, Any] = {}
     query = request.scope["query_string"].decode("latin-1")
     try:
@@ -99,7 +99,7 @@ def read_query(request: Request, depth: int) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of the protocol without attributes on any level."""
+    """Return a value of the protocol without attributes, at any depth."""
     value = strip_attributes(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -109,7 +109,7 @@ def plain(value: Any) -> Any:
 
 
 def get_path(request: YtRequest, name: str = "path") -> YPath:
-    """Parse a path. Like all here but ``get_flag`` it raises YtError for a missing parameter and a wrong type."""
+    """Parse a path. Like all functions here except ``get_flag``, it raises YtError for a missing or wrong parameter."""
     if name not in request.parameters:
         raise YtError(f'{request.command}: parameter "{name}" is missing')
     return parse_ypath(request.parameters[name])
@@ -180,7 +180,7 @@ def get_milliseconds(request: YtRequest, name: str) -> float | None:
 
 
 def get_time(request: YtRequest, name: str) -> float | None:
-    """Seconds since 1970 from an ISO time or from microseconds since 1970."""
+    """Return seconds since 1970; the parameter is an ISO time, or microseconds since 1970."""
     value = plain(request.parameters.get(name))
     if value is None:
         return None

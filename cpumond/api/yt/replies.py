@@ -1,4 +1,4 @@
-"""State of the ``yt`` protocol between requests: replies for repeated requests (section 8), and each user's rate."""
+"""State of the ``yt`` protocol between requests: replies for repeats of requests (section 8), and each user's rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.scheduler.model import NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS
 
 TRY_AGAIN_CODES = frozenset({TIMEOUT, 100, 105, 108, 202, 904, NODE_OFFLINE, 2100})
-"""Errors that ask for another try with the same mutation id; they are not kept as replies."""
+"""Errors after which the client tries again with the same mutation id; so they are not kept as replies."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class YtLimits:
     max_body_bytes: int = 1024 * 1024
     """Maximum bytes of a body, also after decompression."""
     max_depth: int = MAX_DEPTH
-    """Maximum nesting of maps, lists and attributes in requests: at most 200, so that readers stay within Python's
-    stack and answers that contain them within MAX_WRITTEN_DEPTH."""
+    """Maximum nesting of maps, lists and attributes in requests. It is at most 200, so that readers stay within
+    Python's stack, and answers that contain parts of requests within MAX_WRITTEN_DEPTH."""
     max_batch_requests: int = 1000
     requests_per_s: float = 200.0
-    """Requests per second of one user in the long run; requests in a batch count."""
+    """Requests per second that one user may send in the long run; each request in a batch counts."""
     burst_requests: float = 400.0
     max_users: int = 10_000
     """Maximum number of users whose rate is remembered at the same time."""
@@ -46,7 +46,7 @@ class _Reply:
 
 
 class ReplyCache:
-    """Replies to changes, by user and mutation id: a repeat is answered, not run (section 8).
+    """Replies to changes, by user and mutation id: a repeated change is answered, but not run again (section 8).
 
     ``now`` is wall-clock time in seconds, so that replies can outlive the process."""
 
@@ -60,10 +60,10 @@ class ReplyCache:
         return len(self._replies)
 
     async def run(self, user: str, mutation_id: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The reply of ``work``, which is run once for the id; a repeat waits for it, and has the same reply or error.
+        """Return the reply of ``work``. It is run once per id; a repeat waits for it, and gets the same reply or error.
 
-        An error that asks for another try, or that is not the command's own, is not kept. The work continues when the
-        caller is cancelled. Raises YtError when the id belongs to another command."""
+        An error is not kept if it asks for another try, or is not the command's own. The work continues if the caller
+        is cancelled. Raises YtError if the id was used for another command."""
         key = (user, mutation_id)
         self._forget_old()
         reply = self._replies.get(key)
@@ -102,12 +102,12 @@ class ReplyCache:
         return reply.value
 
     def is_of_another(self, user: str, mutation_id: str, command: str) -> bool:
-        """Whether the mutation id belongs to a different command."""
+        """Whether the mutation id was used for a different command."""
         reply = self._replies.get((user, mutation_id))
         return reply is not None and reply.command != command
 
     def _forget_old(self, room_for: int = 0) -> None:
-        """Drop replies that are too old, and the oldest ones if there are too many; running ones stay."""
+        """Drop replies that are too old, and the oldest ones if there are too many; replies of running work stay."""
         oldest_s = self._now() - self._max_age_s
         excess = len(self._replies) + room_for - self._max_replies
         dropped: list[tuple[str, str]] = []
@@ -121,7 +121,7 @@ class ReplyCache:
             del self._replies[key]
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the output of ``export_reply`` of an earlier run; raises KeyError or ParseError for a wrong form."""
+        """Restore what ``export_reply`` returned in an earlier run. Raises KeyError or ParseError for a wrong form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])
@@ -131,7 +131,7 @@ class ReplyCache:
 
 
 def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: Any) -> dict[str, Any]:
-    """A successful reply in the form for ``ReplyCache.restore``."""
+    """Return a successful reply in the form that ``ReplyCache.restore`` reads."""
     return {"user": user, "mutation_id": mutation_id, "command": command, "at_s": at_s, "reply": to_json_tree(reply)}
 
 
@@ -148,7 +148,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, user: str, requests: float = 1.0) -> None:
-        """Count requests of a user. Raises YtError 904 when there were too many."""
+        """Count requests of a user. Raises YtError 904 if there were too many."""
         left = self._left(user)
         if left <= 0.0:
             raise YtError(

@@ -3,7 +3,7 @@
 A request is checked, read and turned into a ``YtRequest``; a ``Backend`` answers with a plain value; the transport
 writes it in the requested format. Only the backend interprets paths and operations.
 
-The server needs a header limit above its default: ``X-YT-Parameters`` carries whole specifications."""
+The HTTP server's default limit of headers is too low: ``X-YT-Parameters`` carries whole specifications."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ LARGE_ANSWERS_AT_ONCE = 4
 MAX_BATCH_BYTES = 32 * 2**20
 """Maximum memory of the answers to one execute_batch, in bytes."""
 GIVE_WAY_S = 50e-6
-"""Seconds for which the thread that writes a large answer sleeps after each piece, releasing the interpreter's lock.
-Otherwise an update in the event loop's thread, and with it each heartbeat, would take twice as long."""
+"""Seconds for which the thread that writes a large answer sleeps after each piece, without the interpreter's lock. If
+it did not, an update in the event loop's thread, and each heartbeat after it, would take twice as long."""
 READ_AT_ONCE_BYTES = 4096
-"""A request of more bytes is parsed in a thread, because parsing it in the event loop would delay heartbeats."""
+"""A request of more bytes is parsed in a thread; in the event loop this would delay heartbeats."""
 
 
 Backend = Callable[[YtRequest], Awaitable[Any]]
-"""Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
+"""Answers a command with its v4 value (section 6): ``{"value": v}`` for get, list and exists, bytes if it is binary.
 
-The answer must not change after it is returned: large ones are written in another thread. It raises YtError or
-CpumondError for refusals; ``code``, ``attributes`` and ``inner`` of the latter are used if it has them."""
+The answer must not change after it is returned: large ones are written in another thread. It raises YtError or another
+CpumondError for refusals, whose ``code``, ``attributes`` and ``inner`` are used if they exist."""
 
 
 RecordRefusal = Callable[[Request, Exception], Awaitable[None]]
@@ -93,10 +93,10 @@ class Command:
     volatile: bool = False
     has_input: bool = False
     is_binary: bool = False
-    """The answer is unformatted bytes."""
+    """Whether the answer is bytes in no format."""
 
     def view(self) -> dict[str, Any]:
-        """Return the descriptor with exactly five keys: the client fails if there is a sixth one."""
+        """Return the command's descriptor. It has exactly five keys, because the client fails if there is a sixth."""
         return {
             "name": self.name,
             "input_type": "structured" if self.has_input else "null",
@@ -133,7 +133,7 @@ def make_yt_routes(
     bodies: Bodies | None = None,
     make_refusal_event: RecordRefusal = _record_nothing,
 ) -> list[Route]:
-    """The routes of the protocol. ``authenticate`` returns the user of a request or raises YtError 900.
+    """Return the protocol's routes. ``authenticate`` returns the user of a request or raises YtError 900.
 
     ``make_refusal_event`` is called with requests that are refused."""
     transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), make_refusal_event)
@@ -200,7 +200,7 @@ class _Transport:
                 await self._record_refusal(request, error)
                 response = make_error_response(error)
             except asyncio.CancelledError:
-                # The server is stopping; the client sends the request again, with the same mutation id.
+                # The server is stopping; the client will send the request again, with the same mutation id.
                 response = make_error_response(YtError("the scheduler is stopping; send it again", UNAVAILABLE), 503)
             except ClientDisconnect:
                 return Response(status_code=400)
@@ -219,7 +219,7 @@ class _Transport:
     def answer_plainly(
         self, answer: Callable[[Request], Response], *methods: str
     ) -> Callable[[Request], Awaitable[Response]]:
-        """A handler for requests that are not commands."""
+        """Return a handler for requests that are not commands."""
 
         async def give(request: Request, _: _Ids) -> Response:
             _require_method(request, *methods)
@@ -228,12 +228,12 @@ class _Transport:
         return self.handle(give)
 
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
-        """Refuse any other request below /api."""
+        """Refuse a request below /api for which there is no route."""
         path = request.url.path
         raise HttpError(404, f"there is no {path} here; the API is at /api/v4 (unset YT_VERSION)")
 
     async def run(self, request: Request, ids: _Ids) -> Response:
-        """A command: GET, POST or PUT /api/v4/<command>."""
+        """Run a command: GET, POST or PUT /api/v4/<command>."""
         name = str(request.path_params["command"])
         command = COMMANDS.get(name)
         if command is None:
@@ -274,7 +274,7 @@ class _Transport:
         return Response(data, headers={"Content-Type": form.content_type})
 
     def _read_request(self, request: Request, command: Command, body: bytes, text: bytes) -> tuple[dict[str, Any], Any]:
-        """Return the parameters (of the URL, overridden by the headers, overridden by the body) and the value."""
+        """Return the value and the parameters: those of the body override the headers', and these the URL's."""
         depth = self._limits.max_depth
         parameters = read_query(request, depth)
         header_format = _named_format(request, "X-YT-Header-Format")
@@ -295,7 +295,7 @@ class _Transport:
         return parameters, _check_value(command.name, value)
 
     async def _execute(self, request: YtRequest) -> Any:
-        """The answer to a command, from the backend or from an earlier reply."""
+        """Return the answer to a command: the backend's, or an earlier reply."""
         if request.command == "execute_batch":
             return await self._execute_batch(request)
         mutation_id = strip_attributes(request.parameters.get("mutation_id"))
@@ -342,7 +342,7 @@ class _Transport:
         return {"results": results}
 
     async def _weigh(self, result: dict[str, Any]) -> int:
-        """Count the bytes of a result, of a large one in a thread, because each of its values is examined."""
+        """Count the bytes of a result; if it may be large, in a thread, because each of its values is examined."""
         output = result.get("output")
         value = output.get("value") if isinstance(output, dict) and len(output) == 1 else output
         if value and isinstance(value, Attributed | list | tuple | dict):
@@ -360,7 +360,7 @@ class _Transport:
 
 
 def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
-    """One request of a batch. A change gets a mutation id, so that a repeated batch does not repeat the change."""
+    """Read one request of a batch. A change gets its own mutation id, so that a repeated batch does not repeat it."""
     if not isinstance(item, dict):
         raise YtError(f"execute_batch: request {index} is not a map of command, parameters and input")
     name = strip_attributes(item.get("command"))
@@ -389,7 +389,7 @@ def _check_value(name: str, value: Any) -> Any:
 
 
 def _run_transaction_command(name: str) -> dict[str, Any] | None:
-    """Transactions are accepted without effect: every command is independent (section 8)."""
+    """Accept a command of transactions without effect, because all commands are independent (section 8)."""
     if name == "start_transaction":
         return {"transaction_id": make_id()}
     return {} if name in ("ping_transaction", "commit_transaction", "abort_transaction") else None
@@ -431,7 +431,7 @@ def _is_packed(request: Request) -> bool:
 
 
 def _mime_format(request: Request, header: Literal["accept", "content-type"]) -> Format | None:
-    """Return the format of the first MIME type in the header that the protocol has."""
+    """Return the format of the header's first MIME type that the protocol knows."""
     for part in request.headers.get(header, "").lower().split(","):
         form = MIME_FORMATS.get(part.partition(";")[0].strip())
         if form is not None:
@@ -445,7 +445,7 @@ def _named_format(request: Request, header: str) -> Format | None:
 
 
 def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
-    """Return the format: of the parameters, else of a header, else the MIME type, else pretty or, for input, YSON."""
+    """Return the format in the parameters, a header or the MIME type, in this order; else PRETTY (input: BINARY)."""
     name = "input_format" if is_input else "output_format"
     if parameters.get(name) is not None:
         return format_of(parameters[name], name)
@@ -454,7 +454,7 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
 
 
 def _write_and_free(holder: list[Any], form: Format) -> bytes:
-    """Write the only value in ``holder`` as text and free the value; called in a thread, as freeing may take long."""
+    """Write the only value in ``holder`` and free it; called in a thread, because freeing, too, may take long."""
     value = holder.pop()
     return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 
@@ -471,7 +471,7 @@ def _internal_error(ids: _Ids) -> YtError:
 
 
 def make_error_response(error: CpumondError, status: int | None = None) -> Response:
-    """An error as a JSON body and three headers (section 7). Headers that would be too long are truncated."""
+    """Return an error as a JSON body and three headers (section 7); headers that would be too long are cut."""
     value = error_value(error)
     bare = {**value, "attributes": {}, "inner_errors": []}
     try:
@@ -495,7 +495,7 @@ def make_error_response(error: CpumondError, status: int | None = None) -> Respo
 
 
 def _plain_json(value: Any) -> Any:
-    """An error as JSON, whose strings the client takes literally: no bytes as code points here."""
+    """Return an error as JSON. The client takes its strings literally: here, bytes are not written as code points."""
     if isinstance(value, Mapping) and not isinstance(value, Attributed):
         return {_plain_text(key): _plain_json(item) for key, item in value.items()}
     if isinstance(value, str):

@@ -1,8 +1,8 @@
 """Values of the ``yt`` protocol in Python, and its errors.
 
 The values are plain Python: ``None``, ``bool``, ``int`` (``Uint`` for YSON's uint64), ``float``, ``str``, ``list``,
-``dict`` with keys of ``str``, and ``Attributed`` for a value with attributes. Strings of the protocol are bytes; those
-that are not UTF-8 are kept by ``surrogateescape`` and are written back unchanged."""
+``dict`` with keys of ``str``, and ``Attributed`` for a value with attributes. Strings of the protocol are bytes;
+strings that are not UTF-8 are kept by ``surrogateescape``, and are written back unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DEPTH = 64
 MAX_WRITTEN_DEPTH = 256
 """Maximum nesting that the writers accept; no served tree comes near this depth."""
 MAX_VALUES = 20_000
-"""Maximum values of one text, maps and lists included: time and memory are needed for each value, not each byte."""
+"""Maximum values of one text, maps and lists included: each value, rather than each byte, costs time and memory."""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
@@ -30,7 +30,7 @@ WRITTEN_BYTES = 4096
 class YtError(CommandError):
     """A refusal in the words of the protocol; ``code`` is YTsaurus' code of the error, not an HTTP status.
 
-    ``attributes`` hold plain values; ``inner`` are the reasons, which the client shows indented."""
+    ``attributes`` hold plain values; ``inner`` are errors that caused this one; the client shows them indented."""
 
     @property
     def message(self) -> str:
@@ -38,7 +38,7 @@ class YtError(CommandError):
 
 
 def error_value(error: CpumondError) -> dict[str, Any]:
-    """Any refusal as a value in the form of the protocol (section 7)."""
+    """Return any refusal as a value in the form of the protocol (section 7)."""
     code = getattr(error, "code", GENERIC)
     return {
         "code": code if isinstance(code, int) and not isinstance(code, bool) else GENERIC,
@@ -49,13 +49,13 @@ def error_value(error: CpumondError) -> dict[str, Any]:
 
 
 def error_of(value: Mapping[str, Any]) -> YtError:
-    """The inverse of ``error_value``; the first error's traceback is dropped."""
+    """Return the error for a result of ``error_value``, without the first error's traceback."""
     inner = [error_of(each) for each in value["inner_errors"]]
     return YtError(value["message"], value["code"], value["attributes"], inner)
 
 
 class ParseError(YtError):
-    """Unreadable input. ``offset`` counts bytes from 0; None if only the reason is known."""
+    """Unreadable input. ``offset``: of the wrong byte, counted from 0; None if only the reason is known."""
 
     def __init__(self, reason: str, offset: int | None, where: str = "") -> None:
         place = f"{where}: " if where else ""
@@ -89,12 +89,12 @@ class Uint(int):
 
 
 def strip_attributes(value: Any) -> Any:
-    """The value without its own attributes (those of its items stay)."""
+    """Return a value without its own attributes; attributes of its items stay."""
     return value.value if isinstance(value, Attributed) else value
 
 
 def quote_text(value: object) -> str:
-    """A value as a short text in quotes, for messages."""
+    """Return a value as a short text in quotes, for messages."""
     text = value if isinstance(value, str) else repr(value)
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     return '"' + shown.encode("utf-8", "backslashreplace").decode() + '"'
@@ -126,7 +126,7 @@ def is_unsigned(value: int) -> bool:
 
 
 def to_bytes(text: str) -> bytes:
-    """The bytes of a string. Raises FormatError for text that is not Unicode."""
+    """Return the bytes of a string. Raises FormatError for text that is not Unicode."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -21,8 +21,8 @@ class YPathError(YtError):
 class YPath:
     """A path. ``root`` is "/" or "#<id>"; ``steps`` are the names below it, unescaped.
 
-    ``attribute`` is None for a node, () for all of its attributes, else the attribute's name and the keys inside it.
-    ``suppress_link``: the positions in ``steps`` that refer to a link itself (``&``); -1 is the root."""
+    ``attribute`` is None for a node, () for all of its attributes, else an attribute's name and the keys inside the
+    attribute. ``suppress_link``: the positions in ``steps`` with ``&``, which means a link itself; -1 is the root."""
 
     root: str
     steps: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class YPath:
 
 
 MAX_CHARS = 32_768
-"""Maximum length of a path, more than the longest names need: a megabyte would block the event loop for 0.3 s."""
+"""Maximum length of a path. The longest names need less; a megabyte would block the event loop for 0.3 s."""
 
 _LITERAL = re.compile(r"(?:[^\\/@&*\[{]|\\(?:x[0-9A-Fa-f]{2}|[\\/@&*\[{]))+")
 _ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
@@ -68,7 +68,7 @@ def escape_literal(name: str) -> str:
 
 
 def parse_ypath(text: Any) -> YPath:
-    """The path in a string, or in a string with attributes (a rich path), which are ignored.
+    """Return the path in a string. In a rich path, which is a string with attributes, the attributes are ignored.
 
     Raises YPathError for everything that cannot be parsed, including ranges and wildcards."""
     path = strip_attributes(text)
@@ -109,7 +109,7 @@ def _parse_root(path: str) -> tuple[str, int]:
 
 
 def _parse_attribute(path: str, position: int) -> tuple[str, ...]:
-    """The name of an attribute and the keys inside it, up to the end of the path."""
+    """Return an attribute's name and the keys inside the attribute, up to the end of the path."""
     if position == len(path):
         return ()
     keys: list[str] = []

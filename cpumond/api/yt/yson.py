@@ -2,15 +2,15 @@
 
 Why ``yt.yson`` of ytsaurus-client 0.13.55 is not used, measured with 1000 pools of 40 attributes (1 MB):
 
-- its Python reader takes 650-900 ms/MB of these (this one 110-200, of small values more: see ``read_yson``), ends in
+- its Python reader takes 650-900 ms/MB (this one 110-200, for small values more: see ``read_yson``), ends in
   RecursionError at some 300 levels, takes a binary string of negative length for an empty one, and unescapes with
   Python's ``unicode_escape``: a UnicodeDecodeError without a position for ``"\\xZZ"``, a DeprecationWarning for
   ``"\\400"``;
 - its Python writer takes 130-250 ms/MB (this one 40-80), and writes ``5.0`` and an empty map on two lines, where
   YTsaurus prints ``5.`` and ``{}``;
-- the binding of the C++ library does all that right at 15-25 ms/MB, and exists for x86_64 only.
+- the binding of the C++ library does all that right, at 15-25 ms/MB, but exists only for x86_64.
 
-The tests hold this module against the library, and against the binding where it is installed."""
+The tests compare this module with the library, and with the binding where it is installed."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _CLOSING = {0x7B: 0x7D, 0x5B: 0x5D, 0x3C: 0x3E}
 
 
 def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
-    """The one value in YSON, text and binary mixed. A key given twice has its last value.
+    """Return the only value in YSON, which may mix text and binary. If a key is given twice, its last value counts.
 
     Takes 2 to 6 us per value, and up to 0.3 s for a MB of escapes, so long texts are read in a thread. Raises
-    ParseError for anything else, for values nested deeper than ``max_depth``, and for more than MAX_VALUES values."""
+    ParseError for text that is not YSON, values nested deeper than ``max_depth``, and more than MAX_VALUES values."""
     value, position = _YsonReader(data, max_depth).read(0, 0)
     end = _SPACE.match(data, position)
     assert end is not None
@@ -82,7 +82,7 @@ class _YsonReader:
         self._left = MAX_VALUES
 
     def read(self, position: int, depth: int, attributed: bool = False) -> tuple[Any, int]:
-        """The value at ``position``, inside ``depth`` others, and where it ends."""
+        """Return the value at ``position``, which is nested in ``depth`` others, and the position of its end."""
         found = _TOKEN.match(self._data, position)
         if found is None:
             raise self._unexpected(position, "a value")
@@ -114,7 +114,7 @@ class _YsonReader:
         return self._read_text(found), found.end()
 
     def _read_text(self, found: re.Match[bytes]) -> str:
-        """A string that is not binary."""
+        """Return a string in text form."""
         text: bytes = found[3] if found.lastindex == 3 else found[2]
         if found.lastindex == 2 and b"\\" in text:
             start = found.start(2)
@@ -159,7 +159,7 @@ class _YsonReader:
         return signed
 
     def _read_simple(self, byte: int, start: int) -> tuple[Any, int]:
-        """A value that begins with one byte and is neither a container nor a string."""
+        """Return a value that is neither a container nor a string, and whose first byte shows its type."""
         position = start + 1
         if byte == 0x02:
             number, position = self._read_varint(position)
@@ -274,10 +274,10 @@ _FALSE_TRUE = (b"\x04", b"\x05")
 def write_yson(
     value: Any, variant: Literal["binary", "text", "pretty"] = "text", give_way: Callable[[], object] | None = None
 ) -> bytes:
-    """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on its own line (section 5).
+    """Return ``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on its own line (section 5).
 
-    An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express. ``give_way``
-    as in ``write_value``."""
+    An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express. For
+    ``give_way`` see ``write_value``."""
     if variant == "binary":
         parts: list[bytes] = []
         _Writer(gather(parts, give_way), _pack_string, _pack_scalar, str.encode).write(value, 0)
@@ -369,7 +369,7 @@ def _quote_yson(text: str | bytes) -> str:
 
 
 def _format_scalar(value: bool | float | None) -> str:
-    """A value that is neither a string nor a container, as text YSON."""
+    """Return a value that is neither a string nor a container as YSON text."""
     if value is None:
         return "#"
     if isinstance(value, bool):
@@ -384,7 +384,7 @@ def _format_scalar(value: bool | float | None) -> str:
 
 
 def _pack_scalar(value: bool | float | None) -> bytes:
-    """A value that is neither a string nor a container, as binary YSON."""
+    """Return a value that is neither a string nor a container as binary YSON."""
     if value is None:
         return b"#"
     if isinstance(value, bool):

@@ -119,7 +119,7 @@ async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
     assert pages == [{"id": job, "state": "running"} for job in ids[::-1]]
     assert "continuation_token" not in third
     other = yt("list_jobs", operation_id=operation, continuation_token=token, sort_order="ascending")
-    await error_of(other, 1, "sort_order differs from that of the request which continuation_token continues")
+    await error_of(other, 1, "sort_order is not that of the request which continuation_token continues")
 
 
 async def test_a_job_that_was_interrupted_says_why_and_for_whom(yt):
