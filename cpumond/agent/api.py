@@ -41,8 +41,8 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
-"""Maximum number of connections. At one more, a connection of the address with the most connections is closed, so a
-flood from one address does not affect Prometheus."""
+"""Maximum number of connections. When one more arrives, a connection of the address with the most connections is
+closed, so a flood from one address does not affect Prometheus."""
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 1024
 MAX_HELD_BYTES = 32 * 2**20
@@ -313,7 +313,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            # The event loop has set the backlog to ACCEPTED_AT_ONCE, its limit of connections per turn.
+            # The loop got ACCEPTED_AT_ONCE as backlog, because it accepts that many connections per turn: enlarge it.
             sock.listen(BACKLOG)
 
     async def main_loop(self) -> None:

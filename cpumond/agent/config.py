@@ -400,8 +400,8 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 
 def find_idle_options(config: AgentConfig) -> list[str]:
-    """Describe options of ``job-cpu-monitor`` that have no effect with the resulting rule and actuator of any job to
-    which they apply (semantics.md 1.1)."""
+    """Describe options of ``job-cpu-monitor`` that affect none of the jobs to which they apply, because of the jobs'
+    resulting rules and actuators (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
@@ -506,7 +506,7 @@ def _check_source(source: Source, where: str) -> None:
     key = next((key for key in ("socket", "token_file", "ca_file", "unlimited") if getattr(source, key)), "")
     if key:
         kinds = ", ".join(ENGINE_KINDS)
-        raise ConfigError(f'{where}: {key}: is only for the kinds {kinds}, this source is of kind "{source.kind}"')
+        raise ConfigError(f'{where}: {key}: is only for the kinds {kinds}; this source is of kind "{source.kind}"')
     if source.kind == "systemd":
         _check_units(source, where)
     elif source.slices or source.labels:
@@ -528,9 +528,7 @@ def _check_source(source: Source, where: str) -> None:
 
 def _check_engine(source: Source, where: str) -> None:
     if source.whole:
-        raise ConfigError(
-            f'{where}: whole: not needed with kind = "{source.kind}", whose jobs are always whole; delete it'
-        )
+        raise ConfigError(f'{where}: whole: must not be set with kind = "{source.kind}", whose jobs are always whole')
     for key in ("slices", "labels", "id", "id_regex"):
         if getattr(source, key):
             raise ConfigError(f'{where}: {key}: must not be set with kind = "{source.kind}": the engine names its jobs')

@@ -42,7 +42,7 @@ Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
 class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Stored memory of one job. ``inode`` identifies its cgroup; most fields are from ``JobState`` and ``HeldBack``.
 
-    ``at_s`` is the time for which ``peak_cores`` holds: it fades from then on. Times are monotonic; None if unknown."""
+    ``at_s``: the time when the peak was ``peak_cores``; it fades from then on. Times are monotonic; None if unknown."""
 
     inode: int
     at_s: float

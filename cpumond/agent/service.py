@@ -72,7 +72,7 @@ class Agent:
         self.reloading = False
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # ``close`` must not close the pipe: a thread may be about to write, and a new file could get the number.
+        # ``close`` must not close the pipe: a thread may be about to write, and a new file may get its number.
         weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
@@ -255,8 +255,8 @@ class Agent:
     def read_snapshot(self) -> TickSnapshot | None:
         """Return a frozen snapshot of the state after the newest tick; None before the first tick. For any thread.
 
-        The tick's thread makes the snapshot between two ticks, only on demand: views of each job at each tick, mostly
-        never read, were a third of the agent's cost. Raises UnavailableError or TimeoutError like ``call``."""
+        The tick's thread makes the snapshot between two ticks, only on demand: a view of each job at each tick
+        took a third of the agent's CPU time, mostly in vain. Raises UnavailableError or TimeoutError like ``call``."""
         made = self.context.due.snapshot
         if made is not None or self.context.last is None:
             return made

@@ -31,8 +31,8 @@ class Original(msgspec.Struct, frozen=True):
     """The settings of a cgroup before the agent's first change. ``inode`` distinguishes the cgroup from a later one at
     the same path.
 
-    ``actuators`` names the settings that the agent moved; only these are restored. ``unit`` is the systemd unit of the
-    cgroup, whose limits were also sent to systemd, which keeps them after the cgroup's end; "" without a unit."""
+    ``actuators`` names the settings that the agent moved; only these are restored. ``unit``: the systemd unit of the
+    cgroup, "" without one. A unit's limits were also sent to systemd, which keeps them after the cgroup's end."""
 
     inode: int
     settings: CpuSettings

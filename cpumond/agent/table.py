@@ -259,8 +259,8 @@ class JobTable:
         )
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
-        """Return the settings found as the original settings of a cgroup; if the state file is damaged, the job's
-        request counts instead of a lower limit, which may be that of an earlier run.
+        """Return the original settings of a cgroup, which are those found. Only if the state file is damaged, a limit
+        found below the job's request may be that of an earlier run, so the request counts instead.
 
         If the request is unknown, the limit found is kept. Jobs found later have no limit of an earlier run."""
         if self._looked or not self.writer.unknown or in_force.quota_us is None:
@@ -337,8 +337,8 @@ class JobTable:
             job.hold = job.hold.write(now_s)
 
     def _follow_order(self, job: Tracked, before: FoundJob) -> None:
-        """If the agent changed the job's cgroup, make the new request of the job's engine the original: what the engine
-        wrote may have been equal to the limit in force, or overwritten."""
+        """If the agent changed the job's cgroup, make the new request of the job's engine the original. The engine's
+        write may have gone unnoticed, because it equalled the limit in force or was overwritten."""
         engine, former = job.found.engine, before.engine
         if (
             engine is None

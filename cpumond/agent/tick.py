@@ -301,7 +301,7 @@ class TickLoop:
         self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Check jobs less often above the budget of ``[cost]``, and more often again far below the budget.
+        """Check jobs less often if this costs more than the budget of ``[cost]``, and more often if it costs far less.
 
         Only the CPU time of this thread counts: if metrics requests are expensive, jobs are not checked less often."""
         now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio
@@ -318,8 +318,8 @@ class TickLoop:
 def choose_stride(stride: int, used: float, budget: float) -> int:
     """Return the number of ticks per check of a job, 1 to MAX_STRIDE; ``used`` and ``budget`` are in cores.
 
-    If ``used`` exceeds the budget, the result is twice ``stride``; below a third of the budget, it is half of it. In
-    between it is ``stride``, because a change would be undone at once."""
+    If ``used`` exceeds the budget, the result is twice ``stride``; if it is below a third of the budget, half of
+    ``stride``. In between the result is ``stride``, because a change would be undone at once."""
     if used > budget:
         return min(stride * 2, MAX_STRIDE)
     return max(stride // 2, 1) if used < budget / 3 else stride

@@ -44,7 +44,7 @@ from cpumond.monitor.model import (
 from cpumond.monitor.policy import compute_floor, move_hard, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
-"""The labels of every job that has none; thousands of jobs share this value."""
+"""The value of ``labels`` for every job without labels; thousands of jobs share it."""
 NO_CAP = AncestorCap(math.inf)
 NO_ORDER = "no limit ordered"
 
@@ -139,7 +139,7 @@ class Tracked:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether the job is only observed because it is an engine's and requests no limit."""
+        """Whether the job is only observed, because it belongs to an engine and requests no limit."""
         found = self.found
         if found.engine is None:
             return False
@@ -183,7 +183,7 @@ class Tracked:
 
     @property
     def counted_cores(self) -> float:
-        """What the job takes of the node, in cores: its limit, or its usage if ``counts_use``."""
+        """The cores of the node that the job occupies: its limit, or its usage if ``counts_use``."""
         return (self.state.smoothed_cores or 0.0) if self.counts_use else self.current_cores
 
     @property
@@ -269,7 +269,7 @@ class Tracked:
             self.state = msgspec.structs.replace(self.state, is_written=self.moves)
 
     def begin_writes(self) -> None:
-        """Record that the agent writes the limit from now on. Late time before this was not caused by the agent."""
+        """Record that the agent writes the limit from now on. Late time so far was not caused by the agent."""
         self.state = msgspec.structs.replace(self.state, late_cpu_s=self.kept_late_s)
 
     def end_writes(self) -> None:
@@ -394,8 +394,8 @@ def resolve_job(
 ) -> tuple[MonitorSettings, Mode, bool]:
     """Return the settings and the mode of a job, and whether it is in shadow for the control group. Raises ConfigError.
 
-    ``cache`` is valid for one rescan. The xattr of a cgroup decides if root owns the cgroup. If a user owns it, the
-    xattr can only lower the level: no user can opt in a job that the operator left out. An engine's job without a name
+    ``cache`` is valid for one rescan. If root owns a cgroup, its xattr decides. If a user owns it, the xattr can only
+    lower the level: no user can opt in a job that the operator left out. An engine's job without a name
     is only observed. If a scheduler's job has no quota, or its tree keeps quotas, no quota is moved."""
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
@@ -499,7 +499,7 @@ def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSetting
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """Return the least of a job's request, its original quota and the quotas above, in cores; infinity if all lack."""
+    """Return the least of a job's request, its original quota and the quotas above, in cores; infinity without any."""
     ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 

@@ -91,7 +91,7 @@ class Watcher:
             return
 
     def drain(self) -> tuple[set[str], set[str], bool]:
-        """Return the paths that came, went or changed, owners of written limit files, whether events were lost."""
+        """Return paths that came, went or changed, the owners of written limit files, and whether events were lost."""
         children: set[str] = set()
         owners: set[str] = set()
         lost = False

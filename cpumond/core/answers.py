@@ -214,9 +214,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The votes of the next decision; ``values`` are smoothed cores (None: a throttled check) or the votes themselves.
-
-    ``meaning`` explains in words how a vote is cast."""
+    """The votes of the next decision. ``values``: the smoothed cores of each check (None: the check was throttled) or,
+    in vote mode ytsaurus, the votes themselves. ``meaning`` explains in words how a vote is cast."""
 
     size: int
     threshold: int

@@ -13,7 +13,7 @@ def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.UR
     ``token_name`` is the setting where a token belongs instead of the address. ``port`` is used in the example."""
     expected = f"expected an address such as http://127.0.0.1:{port}"
     if "@" in url:
-        raise ConfigError(f"{name}: must hold no user name or password, use {token_name}; {expected}")
+        raise ConfigError(f"{name}: must hold no user name or password; use {token_name} instead; {expected}")
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:

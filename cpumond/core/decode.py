@@ -27,8 +27,8 @@ class ContentError(ValueError):
 def find_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
     """Return the decoder of a type; it is created once, by one thread.
 
-    msgspec inspects a type's fields when it first decodes the type. If a second thread decodes that type meanwhile,
-    this thread uses incomplete data, and the process ends with SIGSEGV (seen with 0.22)."""
+    msgspec inspects a type's fields when it first decodes the type. If a second thread decodes that type meanwhile, the
+    second thread uses incomplete data, and the process ends with SIGSEGV (seen with 0.22)."""
     decoder = _DECODERS.get(kind)
     if decoder is None:
         with _LOCK:

@@ -174,7 +174,7 @@ class CgroupReadError(CgroupError):
 
 
 class CgroupWriteError(CgroupError):
-    """The kernel refused ``value`` for ``path``; ``hint`` names the kernel's rule behind it."""
+    """The kernel refused ``value`` for ``path``; ``hint`` names the kernel's rule behind the refusal."""
 
     def __init__(self, path: str, value: str, cause: OSError, hint: str = "") -> None:
         super().__init__(f"cannot write {value!r} to {path}: {describe(cause)}" + (f"; {hint}" if hint else ""))

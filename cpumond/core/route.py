@@ -25,7 +25,7 @@ SPREAD: Final = 0.5
 """The time until a standby is asked again is, at random, shorter or longer by at most this fraction."""
 
 PATIENCE: Final = 2.0
-"""How long an address that did not answer is avoided if others exist, as a multiple of the time spent waiting."""
+"""How long an address that did not answer is avoided if others exist, as a multiple of the wait for it."""
 
 LONG_PERIOD_S: Final = 5.0
 """A node whose heartbeat period is longer asks a standby more often, so that it finds a new leader earlier."""
@@ -135,7 +135,7 @@ class Route:
         state = self._states[self.current]
         state.failures = 0
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)
-        # Several standbys are asked in turn, all together as often as a single one.
+        # Several standbys are asked in turn: all of them together as often as a single one would be.
         standbys = sum(each.failures == 0 and each.asked_at_s > -math.inf for each in self._states.values())
         state.due_s = now_s + standbys * period_s * self._rng.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         named = self._find(leader)

@@ -100,7 +100,7 @@ def find_ignored(folder: str) -> list[str]:
 
 
 def is_drop_in(folder: str, name: str) -> bool:
-    """Return whether a file in ``conf.d`` is read. Files that begin with a dot are leftovers of other programs."""
+    """Return whether a file in ``conf.d`` is read: not if it begins with a dot, as leftovers of other programs do."""
     place = os.path.join(folder, name)
     # A missing or unreadable file counts as well, because the user named it; reading it then fails.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))

@@ -1,4 +1,4 @@
-"""The term in a scheduler's answers: it shows which of the schedulers on a shared store led when it was sent.
+"""The term in a scheduler's answers: it shows which of the schedulers on a shared store led when it answered.
 
 Each take-over begins a new term, with a larger number than all before. Every answer of a leader has its term in the
 header ``TERM_HEADER``; an answer without this header is from a scheduler that is alone on its store. A client that has

@@ -101,7 +101,7 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, omit_defaul
     smoothed_cpu_usage: _Cores | None = None
     mode: str = "reclaim"
     from_scheduler: bool = False
-    """Whether the scheduler ordered this job; all others only occupy resources. ``task`` is from the job's order."""
+    """Whether the scheduler ordered this job; other jobs only occupy resources. ``task`` is from the job's order."""
     stopping: bool = False
     """Whether the job was asked to stop and has not ended."""
     task: str = ""

@@ -85,7 +85,7 @@ def read_demand(
 
 
 def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float]:
-    """The core-seconds of demand in each ``period_s`` seconds. ``steps``: (end_s, cores), in order of time."""
+    """Return the core-seconds of demand in each ``period_s`` seconds. ``steps``: (end_s, cores), in order of time."""
     work = array("d")
     begin = part = 0.0  # begin: in periods; part: demand of the current period, in cores times periods
     for end_s, cores in steps:

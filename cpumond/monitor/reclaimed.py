@@ -22,8 +22,8 @@ USUAL_JOBS: Final = ReclaimedJobs()
 class ReclaimedWork:
     """An endless queue of jobs in the idle class beside an owner that requests ``order_cores``.
 
-    As many of these jobs run as fit between the owner's limit and request. They share the CPU that the owner does not
-    use evenly, each up to its own request. If more jobs run than fit for longer than ``wait_s``, those started last
+    As many of these jobs run as fit between the owner's limit and request. They share evenly the CPU that the owner
+    does not use, each up to its own request. If more jobs run than fit for longer than ``wait_s``, those started last
     end, and their work is lost."""
 
     def __init__(self, order_cores: float, jobs: ReclaimedJobs = USUAL_JOBS) -> None:

@@ -238,7 +238,7 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
     ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
     found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
     for (place, suffix), paths in sorted(units.items()):
-        # A source for a slice above also finds these units.
+        # A source for a slice above this one also finds these units.
         outer = next((above for above in list_above(place) if (above, suffix) in units), None)
         if outer is not None:
             units[outer, suffix] += paths

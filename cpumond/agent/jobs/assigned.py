@@ -5,9 +5,9 @@
     waiting -> starting -> running -> ended -> acknowledged
                   a stop order: interrupt, then kill at ``kill_at_s``
 
-Each job has a directory in ``jobs_dir``. It contains ``job.json``, which is written before each step that it records,
-the job's logs, and the job's working directory, which is removed when the job ends. The files survive the agent, and
-the next agent continues from them. All methods but ``read_log`` are for the tick's thread."""
+Each job has a directory in ``jobs_dir``. It contains the job's logs, the file ``job.json``, which is written before
+each step that it records, and the job's working directory, which is removed when the job ends. The files survive the
+agent, and the next agent continues from them. All methods but ``read_log`` are for the tick's thread."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def write_job_file(directory: str, content: JobFile) -> None:
 
 
 def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
-    """Read job -> name of a sum -> core-seconds from SUMS_FILE; return {} if the file is missing or damaged."""
+    """Read SUMS_FILE: job -> name of a sum -> core-seconds; return {} if the file is missing or damaged."""
     path = os.path.join(jobs_dir, SUMS_FILE)
     try:
         with open(path, "rb") as file:

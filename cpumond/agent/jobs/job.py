@@ -194,7 +194,7 @@ class AssignedJob:
         return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
-        """Return the state of an end, and the reason unless it is "completed"; "failed" is the job's own fault."""
+        """Return the state in which the job ended, and why ("" if completed); "failed" means by the job's own fault."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
@@ -215,7 +215,7 @@ class AssignedJob:
 
     def _was_below_limit(self, ended: Ended) -> bool:
         """Return whether the kernel killed a process of the job because the node lacked memory, not because of the
-        job's own limit. False without a ``memory_reserve``: the job reserves all it may use."""
+        job's own limit. False without a ``memory_reserve``, because such a job reserves all that it may use."""
         used, order = ended.max_memory, self.order
         return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 

@@ -100,7 +100,7 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: st
 
 
 def make_argv(order: JobOrder) -> list[str]:
-    """Return the command line of a job; a shell runs a command that is one text. Raises ConfigError for no command."""
+    """Return the command line of a job; a command that is one text is run by a shell. Raises ConfigError if empty."""
     if not order.command:
         raise ConfigError("it has no command")
     return [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)

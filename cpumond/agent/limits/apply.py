@@ -319,7 +319,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool
     shrinks = decision.new_cores < decision.old_cores
     hold, decider = job.hold, job.hold.decider
     waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
-    # An increase waits at most ANSWER_PATIENCE_S for PID 1.
+    # An increase waits at most ANSWER_PATIENCE_S for systemd's answer.
     asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (hold.is_contested, "contested"),

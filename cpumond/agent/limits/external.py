@@ -187,7 +187,7 @@ class ExternalWrites:
         now_s: float,
         is_conflict: bool = False,
     ) -> None:
-        """Find out who set the limit in force of a unit, and act on that."""
+        """Find out who set the limit that is in force for a unit, and act on that."""
         change = classify_change(before, job.in_force, job.actuator)
         if change == "same" and not is_conflict:
             return
@@ -320,7 +320,7 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """Handle an operator's limit of a unit that came just before the agent's, which was therefore not set."""
+        """Handle a limit that an operator set for a unit just before the agent's, which was therefore not set."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             # The unit's original is being restored, or its cgroup is gone.

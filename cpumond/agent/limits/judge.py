@@ -1,8 +1,8 @@
 """Judge who wrote a unit's limit, by comparing the values sent to systemd with those found (pure).
 
-systemd keeps its own value of each limit beside the kernel's file. The values that it applies are those that the agent
-submitted (at once or late), its stored values (again at daemon-reload), and those of an operator (``systemctl
-set-property``). Any other value was written only to the file."""
+systemd keeps its own value of each limit beside the kernel's file. It applies three kinds of values: those that the
+agent submitted, at once or late; its own stored values, once more at each daemon-reload; and those that an operator
+sets (``systemctl set-property``). Any other value was written only to the file."""
 
 from __future__ import annotations
 

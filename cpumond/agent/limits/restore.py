@@ -76,10 +76,10 @@ class LockHolder(msgspec.Struct):
 
 
 class RunLock:
-    """The lock of a runtime directory: only one agent or ``restore`` may hold it. It ends with the process."""
+    """The lock of a runtime directory: only one agent or ``restore`` may hold it. The process's end frees it."""
 
     def __init__(self, runtime_dir: str, config_path: str) -> None:
-        """Take the lock. Raises UnavailableError, which names the agent that holds it, CreateError or AccessError."""
+        """Take the lock. Raises CreateError, AccessError, or UnavailableError, which names the agent that holds it."""
         self.path = os.path.join(runtime_dir, LOCK_FILE)
         self._runtime_dir = runtime_dir
         self._holder = msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path))
@@ -142,7 +142,7 @@ def restore_cgroup(
 ) -> CpuSettings | None:
     """Restore the settings of one cgroup; return the settings in force after that, None if the cgroup is gone.
 
-    If a quota above the cgroup was lowered meanwhile, v1 refuses the original. Then the cgroup gets as much as that
+    If a quota above the cgroup is below the original now, v1 refuses the original. Then the cgroup gets as much as that
     quota allows, ``note`` records that limit as the agent's, and the error is raised. ``written`` is passed to
     ``choose_restore``, but not for units, whose limits systemd writes itself. Raises CgroupError."""
     current = cgroup.read_settings()
@@ -258,7 +258,7 @@ def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> di
 
 
 def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
-    """Return the paths in ``anew`` of new units that only have the name of a unit that the agent changed.
+    """Return those paths in ``anew`` whose unit is a different one with the name of a unit that the agent changed.
 
     SetUnitProperties creates a drop-in, which gives a restarted unit the agent's limit; a new unit of that name has no
     drop-in. If systemd does not answer, no unit counts as a namesake: too much CPU is better than too little. Takes up

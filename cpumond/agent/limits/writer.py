@@ -156,7 +156,7 @@ class LimitWriter:
         return original if original is not None and original.inode == cgroup.inode else None
 
     def list_moved(self, cgroup: Cgroup) -> tuple[str, ...]:
-        """Return the actuators whose original settings of this cgroup are on disk."""
+        """Return the actuators for which the original settings of this cgroup are on disk."""
         known = self.find_original(cgroup)
         return known.actuators if known is not None else ()
 
@@ -191,7 +191,7 @@ class LimitWriter:
             self._stale = True
 
     def forget(self, path: str, now: bool = True) -> None:
-        """Drop an original that must not be restored any more, on disk with the next ``flush``.
+        """Drop an original that must not be restored any more; the next ``flush`` drops it on disk.
 
         ``now``: False if the cgroup is gone; its record may stay on disk until the next save, since it does no harm."""
         original = self.originals.pop(path, None)
@@ -365,7 +365,7 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and the first file. If
+        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and a missing file. If
         the originals could not be loaded, the file stays as it is. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return

@@ -59,7 +59,7 @@ REFUSED: Final = "status 422"
 """Kind of the failure if the scheduler understands a registration but does not allow it."""
 
 EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
-"""Stands for the registration of an earlier run, if the scheduler refuses that of this run but accepts heartbeats."""
+"""Stands for an earlier run's registration, if the scheduler refuses this run's registration but takes heartbeats."""
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000

@@ -200,7 +200,7 @@ BEYOND_LOOPBACK = [
 ]  # fmt: skip
 WRONG_SOURCES = [
     ("kind = 'docker'\nslices = ['a.slice']", 'source 1: slices: must not be set with kind = "docker": the engine'),
-    ("kind = 'docker'\nwhole = true", 'source 1: whole: not needed with kind = "docker", whose jobs are always whole'),
+    ("kind = 'docker'\nwhole = true", 'source 1: whole: must not be set with kind = "docker", whose jobs'),
     ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: must not be set with kind = "podman"'),
     ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: must not be set with kind = "slurm", which'),
     ("kind = 'docker'\nsocket = 'docker.sock'", "source 1: socket: must be an absolute path, got 'docker.sock'"),

@@ -74,7 +74,7 @@ ROWS = {
         (64, ["--set", "limit_rule=peak"], "--set limit_rule: the estimate covers every rule; leave it out"),
         (78, ["--set", "smoothing_factor=2"], "--set: smoothing_factor: must be"),
         (78, ["--prometheus", "x"], "--prometheus: expected an address such as http://127.0.0.1:9090, got 'x'"),
-        (78, ["--prometheus", "http://a:b@x"], "--prometheus: must hold no user name or password, use --token-file"),
+        (78, ["--prometheus", "http://a:b@x"], "--prometheus: must hold no user name or password; use --token-file"),
         (78, ["--prometheus", "http://x", "--token-file", "/none"], "token file /none: No such file"),
         (64, ["--duration", "0"], "Invalid value for '--duration': must be at least 1s"),
         (64, ["--prometheus", "http://x", "--match", "a\udcff"], "--match: contains characters that cannot be printed"),

@@ -40,7 +40,7 @@ def test_what_is_no_address_is_said(url: str, problem: str):
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown():
-    refused = r"^scheduler\.url: must hold no user name or password, use scheduler"
+    refused = r"^scheduler\.url: must hold no user name or password; use scheduler"
     with pytest.raises(ConfigError, match=refused) as caught:
         parse_base_url("http://agent:s3cret@127.0.0.1:9757", "scheduler.url", "scheduler.token_file", 9757)
     assert "s3cret" not in str(caught.value)
