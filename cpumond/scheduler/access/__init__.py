@@ -140,7 +140,7 @@ class Rights:
         return hidden
 
     def hide_operations(self, text: str) -> str:
-        """Replace the ids of operations that are hidden from the user by HIDDEN in a sentence."""
+        """Put HIDDEN in place of the ids, in a sentence, of operations that are hidden from the user."""
         return text if self.user.admin else _WORD.sub(lambda each: HIDDEN if self.hides(each[0]) else each[0], text)
 
     def see_preemption(self, record: PreemptionRecord) -> PreemptionRecord | None:

@@ -121,7 +121,7 @@ def send_forecasts(
 
 
 def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
-    """Return the CPU time that a run may take while operations wait. ``moved_s``: that until its last start. Pure."""
+    """Return the CPU time that a run may take while operations wait. ``moved_s``: CPU time at its last start. Pure."""
     return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 
@@ -264,7 +264,7 @@ def _run(
             time.process_time() + COMPARED_S,
             time.monotonic() + COMPARED_CLOCK_S,
         )
-        # They have begun: a restart of one of their jobs, such as after a drain, is not their start.
+        # Operations that have begun: a restart of one of their jobs, such as after a drain, is not their start.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
 
@@ -420,7 +420,7 @@ def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) 
 
 
 def _moves(each: PredictedStart) -> float:
-    """Return by how many seconds the operation starts later."""
+    """Return by how many seconds the change delays the operation's start."""
     if each.start_before is None and each.start_after is None:
         return 0.0
     if each.start_before is None or each.start_after is None:

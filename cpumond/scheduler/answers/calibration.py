@@ -127,8 +127,7 @@ def _half_s(raw: Interval, is_first: bool) -> float | None:
 
 def quantile(sorted_values: Sequence[float], part: float) -> float | None:
     """Return the value below which a new value of the same distribution lies with probability ``part``. The two or more
-    values divide the range into parts of equal probability; beyond them the slope continues. Returns None for
-    infinity."""
+    values divide the range into parts of equal probability; beyond them the slope continues. None: infinity."""
     place = part * (len(sorted_values) + 1) - 1.0
     low = min(max(int(place), 0), len(sorted_values) - 2)
     first, second = sorted_values[low], sorted_values[low + 1]

@@ -156,7 +156,7 @@ class _Search:
         return Found(tuple(chain), remedy, started.cores, waits)
 
     def _list_remedies(self, chain: Sequence[Obstacle], values: Started, waits: frozenset[str]) -> list[Remedy]:
-        """Return the remedies of a chain; a gang and fragmentation have the same one. Counts of inner pools are raised
+        """Return the remedies of a chain; a gang and fragmentation share one remedy. Counts of inner pools are raised
         before those above them: else operations of other pools would take the first places."""
         inner_first = iter(sorted((each for each in chain if each.kind in COUNTS), key=self._depth, reverse=True))
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]

@@ -46,7 +46,8 @@ class ElementShares(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Effect on a pool or operation; null: it does not exist at that time. ``changed``: the fields that differ."""
+    """Effect on a pool or operation. ``before``, ``after``: null if it does not exist. ``changed``: fields that
+    differ."""
 
     kind: Literal["pool", "operation"]
     tree: str

@@ -62,8 +62,8 @@ WAIT: Final = "wait until jobs end, or add a node"
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a trial started. ``usage``: of pools, and of the operations whose jobs were started. ``running``: of pools.
-    ``hidden``: the obstacle of most of the work that still waits after that."""
+    """What a trial started. ``usage``: of pools, and of the operations whose jobs were started. ``running``: operations
+    running in pools. ``hidden``: the obstacle of most of the work that still waits after that."""
 
     cores: dict[str, float] = {}
     """Operation -> cores of the jobs that started."""
@@ -117,7 +117,7 @@ def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
 
 
 def list_counts_above(look: Look, obstacle: Obstacle, waits: Collection[str]) -> list[Obstacle]:
-    """The limits of running operations above ``obstacle`` that the operations below it reach next, nearest first."""
+    """The limits of running operations above ``obstacle``, nearest first, that the operations below it reach next."""
     found: dict[Obstacle, None] = {}
     for each in waits:
         limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]

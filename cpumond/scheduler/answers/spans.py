@@ -50,7 +50,7 @@ class Watched:
             elements = state.operations[operation_id].elements.values()
             if any(element.is_running for element in elements):
                 moments.setdefault("admitted", now)
-            if len(moments) < len(PHASES):  # otherwise all of them, and THROTTLED, are known
+            if len(moments) < len(PHASES):  # otherwise all moments are known, THROTTLED, too
                 for element in elements:
                     for job in element.jobs.values():
                         _note(moments, job.start_time, job.report.cpu_seconds, job.report.throttled_cpu_seconds, now)

@@ -211,7 +211,7 @@ def is_inner(pool: PoolElement) -> bool:
 
 
 def check_start(tree: Tree, choice: PoolChoice, ahead: Ahead) -> None:
-    """Raises CommandError with code TOO_MANY_OPERATIONS if a pool on the way to the root may have no more (3.1)."""
+    """Raises CommandError with code TOO_MANY_OPERATIONS if a pool up to the root is full (3.1)."""
     most, _ = operation_limits(choice.settings, tree.config.settings)
     if most == 0:
         raise _too_many(choice.name, 0, tree.name)

@@ -53,7 +53,7 @@ class Reservation:
     """When all reserved resources are expected to be free, computed at ``looked_at``; None: not computed yet."""
     looked_at: float = 0.0
     takers: Sequence[tuple[OperationElement, Task, float]] = ()
-    """Operations whose jobs may use the resources until ``ready_at``, as served, and the longest run of each in s."""
+    """Operations, as served, whose jobs may use the resources until ``ready_at``, and each one's longest run in s."""
 
 
 def may_take_back(element: OperationElement) -> bool:

@@ -51,7 +51,7 @@ def satisfaction(element: Element) -> float:
 
 
 def satisfaction_of(usage: Vector, fair: Vector, demand: Vector, total: Vector = ONE) -> float:
-    """Return the satisfaction by section 7.2. ``usage``: absolute, with the cluster's ``total``; or a share."""
+    """Return the satisfaction by section 7.2. ``usage``: a share or, with the cluster's ``total``, absolute."""
     # Called for every pool above each job that starts, so it is one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
     for used, t, f, d in zip(usage, total, fair, demand, strict=True):

@@ -1,4 +1,4 @@
-"""Choice of the jobs to preempt, for whom and why. It stops no job itself (semantics.md 1.9, 6.4 to 6.8).
+"""Chooses the jobs to preempt, for whom and why; stops no job itself (semantics.md 1.9, 6.4 to 6.8).
 
 Pure and deterministic: times are arguments, jobs are walked in a fixed order. It writes only what belongs to the last
 fair-share update: ``preemptibility`` of jobs, ``lists_are_old``, and ``skipped_searches`` of nodes."""

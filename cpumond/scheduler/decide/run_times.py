@@ -17,7 +17,7 @@ from cpumond.scheduler.model import JobRecord, OperationRecord, Task
 ENOUGH: Final = 4
 """Minimum number of jobs for a distribution; of the operation's own jobs, one is enough."""
 MOST: Final = 400
-"""Maximum number of jobs of one kind that are kept; the latest ones are."""
+"""Maximum number of jobs of one kind that are kept: the latest ones."""
 UNKNOWN_S: Final = 300.0
 """Expected run time of a job about which nothing is known, unless it has already run for longer."""
 MOST_DOUBT: Final = 0.5

@@ -211,7 +211,7 @@ def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.Integ
         of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
     )
     if given.guarantee_type == "none" or pool.yields:
-        # Such pools also pass free volume on (fair_share_update.md 5.2, 5.3).
+        # Pools without such a guarantee also pass free volume on (fair_share_update.md 5.2, 5.3).
         return _FLOWS_THROUGH[free_volume]
     multiplier = given.relaxed_share_multiplier_limit
     return fairshare.IntegralGuarantees(

@@ -92,7 +92,7 @@ class SwapStage:
                 continue
             is_gang = element.operation.record.is_gang
             if is_gang:
-                left_out.add(element)  # one candidate for all of its jobs
+                left_out.add(element)  # one candidate for all jobs of a gang
             if element not in blockers:
                 blockers[element] = next((e for e in path_of(element) if self.blocks(e, element)), None)
             blocker = blockers[element]

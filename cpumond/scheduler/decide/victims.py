@@ -160,7 +160,7 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
 
 
 def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
-    """Whether an operation's mode and number of jobs let it lose jobs. For a claimed guarantee, the number is ignored
+    """Whether an operation's mode and number of jobs let it lose jobs. A claimed guarantee overrides the number
     (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return False
@@ -222,8 +222,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     Candidates are the jobs that could be preempted at some priority, by their list (6.4), the count rule and all
     elements above them (6.5); jobs that only targets inside a blocking pool may preempt are no candidates. Lists and
     counts protect from other operations, not from a limit: if an element above its limit has no candidate left on any
-    online node, its other jobs on this node end, too. So a lowered ``resource_limits`` ends jobs, whatever their
-    number."""
+    online node, its other jobs on this node end. So a lowered ``resource_limits`` ends jobs, whatever their number."""
     jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
     limited = [above for above in above_all if above.limits is not UNLIMITED and above.parent is not None]

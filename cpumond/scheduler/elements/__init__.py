@@ -279,7 +279,7 @@ class OperationElement(Element):
 
 
 def share_needed(needed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return an equal map that is shared by all operations which need the same number of jobs of the same task."""
+    """Return a map equal to this one that all operations share which need the same number of jobs of the same task."""
     return _one_needed(*next(iter(needed.items()))) if len(needed) == 1 else needed or NONE_NEEDED
 
 
@@ -882,7 +882,7 @@ def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
 
 
 def used_now(job: Job) -> float:
-    """Return the cores that a job uses according to its last report: in the last check; else smoothed; else 0."""
+    """Return the cores that a job uses by its last report: those in the last check, else the smoothed ones, else 0."""
     report = job.report
     return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
 

@@ -1,4 +1,4 @@
-"""Nodes of a tree on which jobs may start that are subject to a ``scheduling_tag_filter`` (semantics.md 2.13). Pure.
+"""Nodes of a tree on which jobs with a ``scheduling_tag_filter`` above them may start (semantics.md 2.13). Pure.
 
 They are computed once for all operations with the same filters on their path, and again if nodes come, go or change."""
 

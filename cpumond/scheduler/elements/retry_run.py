@@ -14,7 +14,7 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, TaskNumbers
 from cpumond.scheduler.model import OperationRecord, Retry, Task
 
 KEPT: Final = "kept for a retry"
-"""Stands for a job id, as the holder of the cookie of a job that must be started again."""
+"""Takes the place of a job id where a cookie is kept for a job that must be started again."""
 Place = tuple[str, int]
 """Task and cookie."""
 
@@ -33,7 +33,7 @@ class RetryRun:
     def __init__(
         self, operation_id: str, numbers_of: Callable[[str], TaskNumbers], waits: list[tuple[float, str]]
     ) -> None:
-        """``waits``: the heap of the retries of all operations that wait (``State.retries``)."""
+        """``waits``: the heap of the waiting retries of all operations (``State.retries``)."""
         self.later: dict[Place, float] = {}
         """Place of a job that waits -> time until which it waits, in seconds since 1970."""
         self.ready: dict[Place, int] = {}
@@ -56,7 +56,7 @@ class RetryRun:
                 self.keep(task, cookie, retry, now)
 
     def keep(self, task: Task, cookie: int, retry: Retry, now: float) -> None:
-        """Keep a place for a retry, unless a job has the place or it is done."""
+        """Keep a place for a retry, unless a job has the place or the place is done."""
         place, numbers = (task.name, cookie), self._numbers_of(task.name)
         if not self.has(place):
             if cookie < 0 or not numbers.is_free(cookie):

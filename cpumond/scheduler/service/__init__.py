@@ -214,7 +214,7 @@ class Scheduler:
 
         ``remember``: makes a record, of kind MUTATION, for the case that the client repeats the command. The record is
         stored in the same write as the command, and kept for MUTATION_AGE_S. ``plan``: plan that the user saw before.
-        The entry of the audit log contains it, which is also part of this write."""
+        The entry of the audit log, another part of this write, contains it."""
         actor = user if isinstance(user, User) else User(user, admin=True)
         return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
 

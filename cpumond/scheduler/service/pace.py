@@ -18,8 +18,8 @@ EASY_PER_S: Final = 1000.0
 
 
 def first_period_s(nodes: int, least_s: float, timeout_s: float) -> float:
-    """Return the first period. ``nodes``: their number. They may have used a longer period under the previous leader.
-    If all of them used ``least_s``, the load could be a multiple of what it was."""
+    """Return the first period for ``nodes`` nodes. They may have used a longer period under the previous leader. If all
+    of them used ``least_s``, the load could be a multiple of what it was."""
     return _bound(nodes / EASY_PER_S, least_s, timeout_s)
 
 

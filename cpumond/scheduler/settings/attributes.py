@@ -347,7 +347,7 @@ class _Editor:
             raise refuse(where, f'given twice, also as "{self.given[key]}"; keep one of them')
         before = self.spelled.get(key, name)
         if is_set and before != folded and name != FREE_PAIR:
-            raise refuse(where, f'this option is already set as "{before}"; use that name, or remove it before')
+            raise refuse(where, f'this option is already set as "{before}"; use that name, or remove it first')
         if len(path) == 1:
             self.given[key] = path[0]
         if folded == name:

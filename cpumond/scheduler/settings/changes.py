@@ -132,6 +132,6 @@ def find_renamed(old: TreeConfig, new: TreeConfig) -> dict[str, str]:
 
 
 def rename_pool(name: str, renamed: Mapping[str, str]) -> str:
-    """Return the name of a pool, or of an ephemeral sub-pool, after ``renamed``."""
+    """Return the name of a pool, or of an ephemeral sub-pool, after the changes ``renamed``."""
     parent, delimiter, child = name.partition(SUBPOOL_DELIMITER)
     return renamed.get(parent, parent) + delimiter + child

@@ -205,7 +205,7 @@ def check(
 
 
 def _about_edited(error: CommandError, edited: str) -> CommandError:
-    """Return a tree's refusal. If options of two pools break a rule together, it names that of the ``edited`` pool."""
+    """Return a tree's refusal. If options of two pools break a rule together, it names the ``edited`` pool's."""
     attributes = dict(error.attributes)
     parent, option = attributes.pop(AT_PARENT, ("", ""))
     if edited and edited == parent:

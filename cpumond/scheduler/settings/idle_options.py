@@ -13,7 +13,7 @@ from cpumond.scheduler.model import ROOT_POOL, OperationTreeOptions, PoolSetting
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules, list_own, operation_rules
 
 DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle_poll")
-"""Options of ``job_cpu_monitor`` that decide whether others have an effect. Of a time, it matters only if it is 0."""
+"""Options of ``job_cpu_monitor`` that decide whether others have an effect. Of a time, only 0 or not 0 matters."""
 
 
 def find_idle_options(
@@ -56,7 +56,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
 def _find_overtaken(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """Find options that would let an operation starve later than its pool. The pool preempts for it before (6.3)."""
+    """Find options that would let an operation starve later than its pool. By then the pool preempts for it (6.3)."""
     if name == ROOT_POOL or not tree.enable_pool_starvation:
         return
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":

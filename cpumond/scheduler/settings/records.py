@@ -25,7 +25,7 @@ SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
 def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
-    """Return a tree without its pools, or of a pool the fields that trees have, too, as a dictionary for JSON."""
+    """Return a dictionary for JSON: a tree without its pools; of a pool, only the fields that trees have, too."""
     return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 

@@ -50,7 +50,7 @@ NO_NOTE: Final = RetryNote("", "", -1, 0.0, "", "", "none")
 
 
 class Rule(NamedTuple):
-    """One rule. ``kinds``: each a kind of ``find_kind``, the lowest and the highest exit code. Times are seconds."""
+    """One rule. ``kinds``: each is a kind of ``find_kind`` with its lowest and highest exit code. Times are seconds."""
 
     text: str
     kinds: tuple[tuple[str, int, int], ...]
@@ -67,7 +67,7 @@ class Rule(NamedTuple):
 
 class Terms(NamedTuple):
     """Policy for a job that ended. ``started``: number of jobs of its operation that were started so far.
-    ``most_memory``: maximum bytes that its replacement may request; ``bound``: the reason in words."""
+    ``most_memory``: maximum bytes that its replacement may request; ``bound``: what sets that maximum."""
 
     rules: tuple[Rule, ...] = ()
     started: int = 0
@@ -89,7 +89,7 @@ def parse_rule(text: str) -> Rule:
     if first == "fail" and not options:
         return Rule(text, kinds, fails=True)
     if not colon or first == "fail":
-        raise ValueError(f"expected how often a job is started again, or fail, after a colon, such as {EXAMPLE}")
+        raise ValueError(f"expected a number of restarts, or fail, after a colon, such as {EXAMPLE}")
     given: dict[str, Any] = {}
     for name, _, value in (option.partition("=") for option in (f"times={first}", *options)):
         if name not in _OPTIONS:

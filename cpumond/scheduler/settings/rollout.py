@@ -32,9 +32,9 @@ CanaryPeriod = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Maximum cost of a canary; above this it is taken back. ``max_late_cores``: core-seconds per second, on average of
-    its hosts, by which jobs are throttled below what they could have used. ``max_foreign_writes`` and ``max_errors``:
-    sums over all hosts since the canary began."""
+    """Maximum cost of a canary; above this it is taken back. ``max_late_cores``: core-seconds per second, on average
+    over its hosts, that jobs could have used but for throttling. ``max_foreign_writes`` and ``max_errors``: sums over
+    all hosts since the canary began."""
 
     max_late_cores: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.05
     max_foreign_writes: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
@@ -88,7 +88,7 @@ class SetStage(_Command, frozen=True):
 
 
 class _OfOne(_Command, frozen=True):
-    """Base of commands on one stage. ``set_at``: refused unless the stage was set at this time; None for any time."""
+    """Base of commands on one stage. ``set_at``: refused if the stage was set at another time; None: never."""
 
     set_at: float | None = None
 
@@ -180,7 +180,7 @@ def choose_canaries(
 
 
 def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], user: str, now: float) -> Stage:
-    """Return the stage that a command sets. If no host does more by it than before, it applies to all nodes at once."""
+    """Return the stage that a command sets. If it lets no host do more than before, it applies to all nodes at once."""
     previous = None if before is None else before.rest
     changes = ((each.find_level(command.level), each.find_level(previous)) for each in hosts)
     raised = any(is_above(*change) for change in changes) if hosts else is_above(command.level, previous or SAFE)
@@ -198,8 +198,8 @@ def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], u
 def warn_of_raised(
     stage: Stage | None, hosts: Iterable[Host], proven: Collection[Level] = frozenset()
 ) -> tuple[str, ...]:
-    """Describe hosts that will do more than now, without a canary, once ``stage`` is in force (None: once it is
-    removed). ``proven``: levels that its canaries have."""
+    """Describe hosts that, without a canary, will do more once ``stage`` is in force (None: once the stage is removed).
+    ``proven``: levels that its canaries have."""
     raised = unknown = 0
     canaries = stage.canaries if stage is not None and stage.state == "canary" else ()
     for host in hosts:
@@ -334,7 +334,7 @@ class CanaryVerdict(NamedTuple):
 
 def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, CanaryVerdict]:
     """Check a canary. What agents counted before the first check is ignored: the stage did not cause it. Lateness is
-    checked only once each host that describes itself has sent a new heartbeat: heartbeats may be rarer than checks."""
+    not checked before each host that describes itself has sent a new heartbeat: these may be rarer than checks."""
     if before.stop:
         return replace(before, at=now), CanaryVerdict("stop", before.stop)
     proves = bool(stage.canaries) and all((counts := seen.get(each)) and counts.is_proof for each in stage.canaries)

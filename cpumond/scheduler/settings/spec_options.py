@@ -362,7 +362,7 @@ def honoured(place: Place) -> frozenset[str]:
 def find_refused(
     place: Place, given: Mapping[str, Any], *, several_trees: bool = False
 ) -> Iterator[tuple[str, Option]]:
-    """Yield options that must be refused, by canonical name: elsewhere, they would change the operation's result."""
+    """Yield options that must be refused, by canonical name: in YTsaurus, they change the operation's result."""
     for name, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         option = find_option(place, name)
         if option is None or option.verdict != "refused" or not option.is_wish(value):

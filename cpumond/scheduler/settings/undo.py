@@ -47,8 +47,8 @@ class ChangedSinceError(CommandError):
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
     """Return commands that would undo ``changes`` one by one. They serve to check rights.
 
-    If the parent of a pool that is restored or moved back does not exist now, the command has the nearest existing pool
-    above it. Changes that come with a removed pool or tree, and renames of a parent, are omitted."""
+    If the parent of a pool that is restored or moved back does not exist now, the command names the nearest existing
+    pool above it. Changes that come with a removed pool or tree, and renames of a parent, are omitted."""
     found: list[ConfigCommand] = []
     changes = list(changes)
     whole = {(each.tree, each.pool): each for each in changes if not each.attribute and each.tree}

@@ -1,6 +1,6 @@
 """``secure_vault``: secrets of a specification, and the environment variables made of them (semantics.md 12.6).
 
-The ``spec`` of records, responses and sentences contain neither the values of the vault nor the names of its keys."""
+Specifications in records, responses and sentences contain neither the values of the vault nor the names of its keys."""
 
 from __future__ import annotations
 

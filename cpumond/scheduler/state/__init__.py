@@ -141,7 +141,7 @@ class State:
         self.awaited: dict[str, None] = {}
         self.await_until = 0.0
         """``has_unstored_starts``: whether a version that stored no starts may have started jobs. ``awaited``: if so,
-        nodes without a heartbeat so far. ``await_until``: time until which starts in the trees of these nodes wait."""
+        the nodes without a heartbeat so far. ``await_until``: until when no job starts in their trees."""
 
     def record_of(self, operation_id: str) -> OperationRecord | None:
         """Return the record of an operation that is live or finished and still known."""

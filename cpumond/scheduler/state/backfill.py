@@ -14,7 +14,7 @@ from cpumond.scheduler.model import JobRecord
 from cpumond.scheduler.state import State, blame, gangs, lifecycle
 
 MOST_KNOWN: Final = 5000
-"""Number of kinds of jobs whose run times are remembered; also number of ended jobs read by the first call."""
+"""Number of kinds of jobs whose run times are remembered; also number of ended jobs that are read at first."""
 
 
 def find_run_times(state: State) -> RunTimes:

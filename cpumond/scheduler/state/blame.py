@@ -24,8 +24,8 @@ from cpumond.scheduler.state.reports import find_task
 OTHER_NODE_S: Final = 15.0
 """Maximum seconds for which the replacement of a failed job waits for a different node with free resources."""
 MOST_BLAMED: Final = 2
-"""Multiple of ``max_failed_job_count``: number of failures of an operation on one node that do not count yet, while
-the operation has failed on no other node."""
+"""This many times ``max_failed_job_count`` failures of an operation on one node do not count yet, as long as the
+operation has failed on no other node."""
 
 
 class _Judge:
@@ -43,7 +43,7 @@ class _Judge:
         return self.records.get(operation_id) or self.state.record_of(operation_id)
 
     def find_limit(self, operation_id: str) -> int:
-        """Return from how many failures on a node an operation is evidence against the node. Returns 0 if it never is:
+        """Return how many failures of one operation on a node are evidence against the node. Returns 0 if no number is:
         the operation failed on several nodes and completed no job, so it probably causes the failures itself."""
         record = self.find(operation_id)
         if record is None:

@@ -12,7 +12,7 @@ class GangTable:
 
     def __init__(self) -> None:
         self.live: dict[str, Operation] = {}
-        """Live operations by id whose jobs start together."""
+        """Live operations whose jobs start together, by id."""
         self.broken: dict[str, str] = {}
         """Gang of which a job ended, since the last check, before its work was done -> how the job ended."""
         self.reservations: dict[str, Reservation] = {}

@@ -323,7 +323,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         return False
     # The job was declared lost and stays counted as lost; its actual end will be counted in addition.
     if counted is not None:
-        del state.finished_jobs[report.operation_id][report.job_id]  # stays in the store until the start is stored
+        del state.finished_jobs[report.operation_id][report.job_id]  # its record is stored until its start is stored
     state.job_sequence += 1
     start_time = now if report.start_time is None else min(report.start_time, now)
     task = task if known is None else grow(task, known.memory_limit)
@@ -363,7 +363,7 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
 
 
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
-    """Return the reports to process, and ids of all jobs of the node. None: a difference from a different state.
+    """Return the reports to process, and ids of all jobs of the node; None for a difference from an unknown state.
 
     A difference omits unchanged jobs. Unchanged jobs that the scheduler does not know are checked each time."""
     reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}

@@ -26,7 +26,7 @@ REFUSED_S = 600.0
 """Number of refused nodes that are kept, and seconds for which each is kept after its last attempt to register."""
 LOST_S = 86_400.0
 KEPT_LOST = 1000
-"""Seconds for which lost nodes are shown, and their maximum number; most of their jobs' records are kept longer."""
+"""Seconds for which lost nodes are shown, and their maximum number; records of their jobs are mostly kept longer."""
 MAX_LOST_JOBS = 1000
 MAX_NODES = 10_000
 MAX_TAGS = 100

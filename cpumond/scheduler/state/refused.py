@@ -11,7 +11,7 @@ REFUSED_S: Final = 3600.0
 _STEP_S: Final = 60.0
 """Seconds in which refusals are counted in one entry."""
 _MAX_POOLS: Final = 1000
-"""Maximum number of pools, since users choose their names. Those whose last refusal is oldest are dropped."""
+"""Maximum number of pools: users may name many. Those whose last refusal is oldest are dropped."""
 
 
 @dataclass(slots=True)

@@ -156,7 +156,7 @@ def count_held(cores: float, counted: float | None, finished: FinishedJob | None
     """Return the core-seconds that a job held: its request times its run time (2.15).
 
     The agent has ``counted`` them with a monotonic clock, except for the first and last moments. For these, the times
-    in ``finished`` count, but at most ``own_s``, since when this scheduler knows the job: clocks may be set.
+    in ``finished`` count, limited to the ``own_s`` seconds that this scheduler knows the job: clocks may be set.
     """
     counted = counted or 0.0
     if finished is None or finished.start_time is None or finished.finish_time is None:

@@ -29,8 +29,8 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 
 def settle(state: State, now: float) -> Transaction:
-    """Return changes that the present state requires: operations without a tree end, operations in sub-pools that are
-    switched off move, and pending operations are admitted (2.3, 2.9, 3.3). Each change is returned only once."""
+    """Return changes that the present state requires: operations without a tree end, those in switched-off sub-pools
+    move, and pending ones are admitted (2.3, 2.9, 3.3). Each change is returned only once."""
     changed: dict[str, OperationRecord] = {}
     for operation in _find_too_long(state, now):
         changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)

@@ -55,8 +55,8 @@ def _has_filters(state: State) -> bool:
 def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
     """Return whether the operation's own filter fits no online node, in any of its trees.
 
-    Returns False if no node is online at all: then the filter is not the cause. ``online``: results so far, whether any
-    node of a ``Fitting`` is online."""
+    Returns False if no node is online at all: then the filter is not the cause. ``online``: results so far: ``Fitting``
+    -> whether any node of it is online."""
     if operation.is_held or not operation.needed or operation.active_job_count:
         return False
     elements = operation.elements.values()

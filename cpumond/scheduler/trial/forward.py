@@ -25,10 +25,10 @@ EXACT_SIZE: Final = 400
 """Up to this number of operations and nodes, each update and heartbeat of the first SMALL_EXACT_S is made."""
 SMALL_EXACT_S: Final = 600.0
 LARGE_EXACT_S: Final = 6.0
-"""If there are more, each is made only after commands, for this time: commands may concern running jobs."""
+"""With more, each update and heartbeat is made for this time after commands: they may concern running jobs."""
 LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
-"""After that time, intervals grow up to this fraction of the time since its end; SMALL_DETAIL: in small clusters."""
+"""Later, intervals grow up to this fraction of the time since the exact time; SMALL_DETAIL: in small clusters."""
 REACTION_S: Final = 0.05
 """Delay from the start or end of a job on a node to the heartbeat that reports it: agents send it early."""
 PROGRESS_EVENTS: Final = 1000

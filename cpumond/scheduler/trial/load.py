@@ -21,7 +21,7 @@ SPREAD: Final = 0.1
 """Standard deviation, as a fraction, of the run times of one operation from those of all jobs of the kind."""
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
-"""If less than two days are known, arrivals are expected to be like those of this last time, in seconds."""
+"""If less than two days are known, arrivals are expected to be like those of the last RECENT_S seconds."""
 
 LEAST_KNOWN_S: Final = 600.0
 """Minimum known period before any arrivals are expected."""

@@ -55,7 +55,7 @@ def list_takers(tree: Tree) -> list[Node]:
 
 def _hear_nodes(state: State, tree: Tree, now: float) -> None:
     """Process one heartbeat of each node that may start a job. Meanwhile, operations that can start none are not in the
-    order of service: each heartbeat would check them again."""
+    order of service: otherwise each heartbeat would check them again."""
     nodes = list_takers(tree)
     wanting = [each for each in tree.operations.values() if wants_jobs(each)]
     aside: dict[OperationElement, Mapping[str, int]] = {}

@@ -445,7 +445,7 @@ def test_0_2_another_name_is_refused_while_one_is_set() -> None:
         with pytest.raises(model.CommandError) as caught:
             edit("pool", attributes, spelled, [put(second, 2000)])
         assert str(caught.value) == (
-            f'{second}: this option is already set as "{first}"; use that name, or remove it before'
+            f'{second}: this option is already set as "{first}"; use that name, or remove it first'
         )
         again, same, _ = edit("pool", attributes, spelled, [put(first, 3000)])
         assert again == {"fair_share_starvation_timeout": 3000.0}

@@ -71,10 +71,10 @@ def test_a_rule_fits_its_kinds_and_nothing_else(kinds, ends):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("oom", "expected how often a job is started again, or fail, after a colon"),
+        ("oom", "expected a number of restarts, or fail, after a colon"),
         ("oom:0", "times: expected how often a job is started again, 1 to 10000, got '0'"),
         ("exit=1+" * 50 + "oom:1", "at most 200 characters, got 355"),
-        ("oom:fail,delay=1s", "expected how often"),
+        ("oom:fail,delay=1s", "expected a number of restarts"),
         ("oon:1", "unknown kind of failure 'oon'; did you mean \"oom\"?"),
         ("exit=0:1", "expected exit=1 to exit=255, or a range such as exit=2-9, got 'exit=0'"),
         ("exit=9-2:1", "expected exit=1 to exit=255"),

@@ -241,7 +241,7 @@ def test_a_job_aborted_by_a_user_starts_again_at_once_with_its_memory(world):
 def test_a_policy_that_could_not_be_honoured_is_refused(world, spec, sentence):
     with pytest.raises(CommandError, match=f"^spec/retry_policy: .*{sentence}"):
         start(world, **spec)
-    with pytest.raises(CommandError, match=r"^pool \"p\": retry_policy: rule 'oom': expected how often"):
+    with pytest.raises(CommandError, match=r"^pool \"p\": retry_policy: rule 'oom': expected a number of restarts"):
         world.set_pool("p", retry_policy=["oom"])
 
 
