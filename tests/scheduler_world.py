@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
 import pytest
@@ -292,9 +292,16 @@ async def run_jobs(
 
 
 class World:
-    """A scheduler with a default tree without pools, at second 1000."""
+    """A scheduler with a default tree, with these pools and nodes (and their cores), at second 1000."""
 
-    def __init__(self, rules: Rules = EASY, now: float = 1000.0, **tree: Any) -> None:
+    def __init__(
+        self,
+        rules: Rules = EASY,
+        now: float = 1000.0,
+        pools: Iterable[str] = (),
+        nodes: Mapping[str, float] | None = None,
+        **tree: Any,
+    ) -> None:
         self.rules = rules
         self.now = now
         self.stored: dict[tuple[str, str], bytes] = {}
@@ -308,6 +315,9 @@ class World:
         self.state = changes.make_state(rules, Config({}))
         self.do(CreateTree(TREE, tree))
         self.do(SetDefaultTree(TREE))
+        self.create_pools(*pools)
+        for name, cpu in (nodes or {}).items():
+            self.node(name, cpu)
 
     def new_id(self) -> str:
         return f"{next(self._ids):06d}"
@@ -358,11 +368,12 @@ class World:
         for key in self.state.take_expired():
             self.stored.pop(key, None)
 
-    def restart(self) -> None:
-        """A new scheduler from what is stored."""
+    def restart(self, steps: int = 0) -> None:
+        """A new scheduler from what is stored; so many periods follow."""
         self._updaters.clear()
         self.updated_at.clear()
         self.state, _ = load_state(cast(Store, self), self.rules, self.now, self.new_id)
+        self.settle_down(steps)
 
     def forget_starts(self) -> None:
         """Let the store be one of a version that stored no starts."""
@@ -393,6 +404,11 @@ class World:
     def create_pool(self, name: str, parent: str = ROOT_POOL, tree: str = TREE, **attributes: Any) -> None:
         self.do(CreatePool(tree, name, parent, attributes))
 
+    def create_pools(self, *names: str, **attributes: Any) -> None:
+        """Alike but for their names."""
+        for name in names:
+            self.create_pool(name, **attributes)
+
     def set_pool(self, pool: str, /, tree: str = TREE, **attributes: Any) -> None:
         """Set attributes; None removes one. ``a__b`` is ``a/b``."""
         edits = tuple(Edit(tuple(key.split("__")), value) for key, value in attributes.items())
@@ -415,17 +431,19 @@ class World:
         table = {"tasks": {"t": given}, **({"pool": pool} if pool else {}), **spec}
         return self.do(operations.StartOperation(table), user).id
 
-    def run(self, *args: Any, **spec: Any) -> str:
+    def run(self, *args: Any, steps: int = 3, **spec: Any) -> str:
         """Start an operation, let its jobs start, as far as there is room, and be told, and give its id."""
         operation = self.start(*args, **spec)
-        self.settle_down()
+        self.settle_down(steps)
         return operation
 
-    def abort(self, operation_id: str) -> None:
-        self.do(operations.AbortOperation(operation_id))
+    def abort(self, *operation_ids: str) -> None:
+        for each in operation_ids:
+            self.do(operations.AbortOperation(each))
 
-    def complete(self, operation_id: str) -> None:
-        self.do(operations.CompleteOperation(operation_id))
+    def complete(self, *operation_ids: str) -> None:
+        for each in operation_ids:
+            self.do(operations.CompleteOperation(each))
 
     def suspend(self, operation_id: str, abort_running_jobs: bool = False) -> None:
         self.do(operations.SuspendOperation(operation_id, abort_running_jobs))
@@ -470,6 +488,10 @@ class World:
         self.nodes[name] = node
         return node
 
+    def add_nodes(self, count: int, *size: Any, first: int = 0, **more: Any) -> list[PlayedNode]:
+        """Nodes n0, n1, ..., alike."""
+        return [self.node(f"n{number}", *size, **more) for number in range(first, first + count)]
+
     def hear(self, heartbeat: wire.Heartbeat) -> wire.HeartbeatAnswer:
         """What the service does with a heartbeat."""
         receipt = heartbeats.receive(self.state, heartbeat, self.now)
@@ -505,6 +527,11 @@ class World:
             self.carry_out(NOTHING)
 
     # --- time
+
+    def after(self, seconds: float) -> Self:
+        """This world so much later, before anything is done."""
+        self.now += seconds
+        return self
 
     def update(self) -> None:
         """A look at budgets and a fair-share update of every tree; what must survive of them is kept."""

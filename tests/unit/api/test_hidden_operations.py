@@ -24,8 +24,7 @@ DENY = [{"action": "deny", "subjects": ["spy"], "permissions": ["read"]}]
 @pytest.fixture
 def world() -> World:
     """Operation 1 of the spy's, 2 that the spy may not read; each took a job of the other."""
-    world = World()
-    world.create_pool("open")
+    world = World(pools=["open"])
     world.create_pool("closed", acl=DENY)
     own, hidden = world.start("open", user="spy"), world.start("closed", user="ann", title="takeover")
     for number, (victim, other) in enumerate(((own, hidden), (hidden, own))):

@@ -15,8 +15,7 @@ from cpumond.scheduler.store.sqlite import open_sqlite_store
 @pytest.fixture
 def world() -> Iterator[World]:
     """With a pool p; its counters are right after the test."""
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     yield world
     assert_consistent(world.state)
 

@@ -39,8 +39,7 @@ class Cluster(World):
         self.node("host", cpu, user_slots=100, address="host:1")
 
     def pass_time(self, seconds=1.0):
-        self.now += seconds
-        self.update()
+        self.after(seconds).update()
 
     def heartbeat(self, finished=(), **usage):
         """All jobs of the node run, those in ``finished`` have ended; ``usage`` is the current limit in cores."""

@@ -48,8 +48,7 @@ def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
 
 
 def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     node = world.node("n", 4.0)
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
 
@@ -64,8 +63,7 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
         "of 1 operation no job like its own has completed yet: each job is assumed to run for 5 min more, or for as "
         "long again as it has"
     )
-    world.start("p", jobs=4)
-    world.settle_down()
+    world.run("p", jobs=4)
     for job in list(node.jobs):
         node.finish(job)
     world.settle_down()
@@ -73,11 +71,8 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
 
 
 def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
-    world = World()
-    world.create_pool("p")
-    world.node("n1", 2.0)
-    world.start("p", jobs=1, cpu=2.0)
-    world.settle_down()
+    world = World(pools=["p"], nodes={"n1": 2.0})
+    world.run("p", jobs=1, cpu=2.0)
     world.node("n2", 2.0)
     pace = Pace(1.0, 1.0, world.now, {})
     found = ahead.compare(world.state, world.now, pace, 3600.0, (DrainNode("n1"),), "ann", lambda _: None)
@@ -91,10 +86,8 @@ def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
 )
 def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: str) -> None:
     """So many heartbeats come before the first update that nothing seems to be left to do."""
-    world = World()
-    world.create_pool("p")
-    for number in range(100):
-        world.node(f"n{number}", 4.0)
+    world = World(pools=["p"])
+    world.add_nodes(100, 4.0)
     for number, node in enumerate(world.state.nodes.values()):
         node.last_seen = world.now - 2.9 * number / 100
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true", "cpu_limit": cpu}}}
@@ -107,8 +100,7 @@ def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> No
     world = World()
     world.create_pool("p", resource_limits={"cpu": 1.0})
     world.node("n1", 4.0)
-    world.start("p", jobs=3, cpu=1.0)
-    world.settle_down()
+    world.run("p", jobs=3, cpu=1.0)
     command = ChangePool(TREE, "p", (Edit(("resource_limits", "cpu"), 3.0),))
     change = prepare(world.state, command, "ann", world.now, lambda: "planned")
     notes = ask_at_once(lambda: make_plan(world.state, change, world.now, {}, False), ChangePlan).notes
@@ -123,12 +115,9 @@ def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> No
 
 def test_how_far_is_looked_ahead_does_not_depend_on_how_busy_the_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock goes on by a second between two looks at it, as on a host that leaves a copy little CPU time."""
-    world = World()
-    world.create_pool("p")
-    for number in range(20):
-        world.node(f"n{number}", 4.0)
-    world.start("p", jobs=200, cpu=1.0)
-    world.settle_down()
+    world = World(pools=["p"])
+    world.add_nodes(20, 4.0)
+    world.run("p", jobs=200, cpu=1.0)
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.4)
     found = ahead.compare(world.state, world.now, Pace(1.0, 1.0, world.now, {}), 120.0, (), "ann", lambda _: None)

@@ -41,8 +41,7 @@ def test_each_cause_and_its_way_to_the_next(world):
     many = world.start("wide", jobs=9)
     limited = world.start("tight", jobs=2)
     own = world.start("wide", jobs=3, resource_limits={"cpu": 1.0})
-    gang = world.start("wide", jobs=4, is_gang=True)
-    world.settle_down()
+    gang = world.run("wide", jobs=4, is_gang=True)
     found = {name: cause(world, name) for name in (first, many, limited, own, gang)}
     assert found == {first: "working", many: "share", limited: "limit:tight", own: "limit", gang: "gang"}
     world.suspend(many)
@@ -54,8 +53,7 @@ def test_each_cause_and_its_way_to_the_next(world):
 
 def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     world.create_pool("p", max_running_operation_count=2)
-    for number in range(3):
-        world.node(f"n{number}", cpu=4.0)
+    world.add_nodes(3, cpu=4.0)
     large = world.start("p", cpu=5.0)
     gang = world.start("p", jobs=20, is_gang=True)
     pending, fits = world.start("p", cpu=6.0), world.start("p", cpu=1.0)

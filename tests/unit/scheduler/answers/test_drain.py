@@ -21,11 +21,9 @@ ROOT = User("root", admin=True)
 @pytest.fixture
 def world() -> World:
     """Node n1 with four cores, full; n2 with three, empty."""
-    world = World()
-    world.node("n1", cpu=4.0)
+    world = World(nodes={"n1": 4.0})
     world.start(jobs=2, cpu=1.5, title="hard")
-    world.start(tasks={"t": {"command": "true", "job_count": 1, "cpu_limit": 1.0, "interruptible": True}})
-    world.settle_down()
+    world.run(tasks={"t": {"command": "true", "job_count": 1, "cpu_limit": 1.0, "interruptible": True}})
     world.node("n2", cpu=3.0)
     return world
 
@@ -50,8 +48,7 @@ def test_jobs_that_must_not_run_twice_fail_their_operation(world: World) -> None
     world.node("n3", cpu=4.0)
     world.do(CordonNode("n2"))
     world.do(CordonNode("n1"))
-    operation = world.start(jobs=1, cpu=1.0, fail_on_job_restart=True)
-    world.settle_down()
+    operation = world.run(jobs=1, cpu=1.0, fail_on_job_restart=True)
     for name in ("n1", "n2"):
         world.do(UncordonNode(name))
     found = plan(world, node="n3")
@@ -83,8 +80,7 @@ def test_jobs_of_a_gang_on_other_nodes_stop_with_it() -> None:
     world = World()
     for name in ("n1", "n2"):
         world.node(name, cpu=2.0)
-    gang = world.start(jobs=4, is_gang=True)
-    world.settle_down(4)
+    gang = world.run(jobs=4, is_gang=True, steps=4)
     assert len(world.jobs_of(gang)) == 4
     found = plan(world)
     assert (found.job_count, found.gang_job_count) == (2, 2)

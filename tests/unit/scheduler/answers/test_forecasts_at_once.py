@@ -9,8 +9,7 @@ from cpumond.scheduler.trial.forward import Pace
 
 
 async def test_simulations_at_once_agree_with_those_one_after_the_other() -> None:
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
     question = Question((StartOperation(spec),), User("ann", admin=True))
 

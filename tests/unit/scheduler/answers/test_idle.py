@@ -29,8 +29,7 @@ def full() -> World:
     world.create_pool("other")
     for _ in range(6):
         world.start("team", cpu=2.0)
-    for n in range(3):
-        world.node(f"n{n}", 8.0, 64 * GIB)
+    world.add_nodes(3, 8.0, 64 * GIB)
     world.settle_down()
     return world
 
@@ -52,8 +51,7 @@ def test_the_sentence_says_how_much_why_and_what_to_do(full):
 
 
 def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
-    full.start("other", jobs=1, cpu=9.0)
-    full.settle_down()
+    full.run("other", jobs=1, cpu=9.0)
     report = look(full)
     assert {cause.kind for cause in report.causes} == {"max_running_operation_count", "fragmentation"}
     of_team = in_pool(report, "team", frozenset({"lab", "<Root>"}), frozenset({"team"}))
@@ -91,8 +89,7 @@ def test_refused_starts_are_reported_while_cpu_is_idle_for_lack_of_work():
     reasons = idle_reasons(report)
     assert (reasons["no_work"], sum(reasons.values())) == (14.0, 14.0)
     assert in_pool(report, "team", frozenset({"lab", ROOT_POOL}), frozenset({"team"})).causes == [cause]
-    for operation in ended:
-        world.complete(operation)
+    world.complete(*ended)
     world.step(3000.0)
     assert [each.kind for each in look(world).causes] == ["max_operation_count"]
     world.set_pool("lab", max_operation_count=5)
@@ -125,10 +122,8 @@ def test_of_refused_starts_as_many_cores_are_told_as_may_run_at_once():
 
 
 def test_a_user_s_pool_that_refuses_is_made_a_pool_in_one_step():
-    world = World(max_operation_count_per_pool=1, max_running_operation_count_per_pool=1)
-    world.node("n0", 8.0)
-    world.start(user="ann", cpu=1.0)
-    world.settle_down()
+    world = World(nodes={"n0": 8.0}, max_operation_count_per_pool=1, max_running_operation_count_per_pool=1)
+    world.run(user="ann", cpu=1.0)
     refuse(world, "", 2.0, times=2)
     [cause] = look(world).causes
     [told] = cause.change.shell
@@ -141,8 +136,7 @@ def test_a_user_s_pool_that_refuses_is_made_a_pool_in_one_step():
 
 
 def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
-    world = World()
-    world.node("n0", 8.0)
+    world = World(nodes={"n0": 8.0})
     world.settle_down()
     assert look(world).sentence == "8 cores stand idle for lack of work: no operation waits for CPU"
     world.create_pool("p")
@@ -153,16 +147,13 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
 
 
 def test_used_cpu_is_the_nodes_word_and_what_reclaimed_cores_made_possible():
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     node = world.node("n0", 8.0)
-    world.start("p", jobs=2, cpu=4.0)
-    world.settle_down()
+    world.run("p", jobs=2, cpu=4.0)
     for job_id in list(node.jobs):
         node.limit(job_id, 1.0)
         node.jobs[job_id].smoothed_cpu_usage = 0.5
-    world.start("p", jobs=1, cpu=6.0)
-    world.settle_down()
+    world.run("p", jobs=1, cpu=6.0)
     parts = look(world).parts
     # 14 cores are ordered of 8: the limits are 1 + 1 + 6, of which 0.5 + 0.5 + 6 are used, 6 of them beyond capacity.
     assert (parts.capacity, parts.used, parts.reused, parts.unused) == (8.0, 1.0, 6.0, 1.0)
@@ -180,11 +171,8 @@ def test_jobs_of_nobody_and_silent_nodes_are_no_idle_cpu():
 
 
 def test_who_may_not_read_an_operation_is_not_told_its_id():
-    world = World()
-    world.create_pool("p")
-    world.node("n0", 8.0)
-    operation = world.start("p", jobs=8, cpu=1.0, resource_limits={"cpu": 3})
-    world.settle_down()
+    world = World(pools=["p"], nodes={"n0": 8.0})
+    operation = world.run("p", jobs=8, cpu=1.0, resource_limits={"cpu": 3})
     report = look(world)
     assert operation in report.sentence
     hidden = readable(report, lambda _: False)
@@ -226,8 +214,7 @@ def test_a_pool_that_starves_says_since_when():
     world.create_pool("prod", strong_guarantee_resources={"cpu": 8.0})
     world.create_pool("dev")
     world.node("n0", 8.0)
-    other = world.start("dev", jobs=4, cpu=2.0)
-    world.settle_down()
+    other = world.run("dev", jobs=4, cpu=2.0)
     world.start("prod", jobs=4, cpu=2.0)
     world.step()
     assert describe_pool(world.pool("prod"), world.now).startswith("starves in 30 s, below its guarantee")
@@ -259,12 +246,9 @@ async def test_reports_are_made_beside_the_service_and_kept_until_a_change(sched
 
 
 def test_a_gang_whose_jobs_fit_no_node_is_advised_and_then_starts():
-    world = World()
-    world.create_pool("lab")
-    for n in range(3):
-        world.node(f"n{n}", 2.0, 64 * GIB)
-    gang = world.start("lab", jobs=3, cpu=5.0, is_gang=True)
-    world.settle_down()
+    world = World(pools=["lab"])
+    world.add_nodes(3, 2.0, 64 * GIB)
+    gang = world.run("lab", jobs=3, cpu=5.0, is_gang=True)
     report = look(world)
     assert report.sentence == (
         "1 operation cannot start: 5 cores, largest node 2; "
@@ -275,19 +259,15 @@ def test_a_gang_whose_jobs_fit_no_node_is_advised_and_then_starts():
     [cause] = report.causes
     assert (cause.kind, cause.cores, cause.change.operations) == ("gang", 6.0, [gang])
     world.abort(gang)
-    world.start("lab", jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world.run("lab", jobs=3, cpu=2.0, is_gang=True)
     assert world.cores("lab") == 6.0
 
 
 @pytest.mark.parametrize("is_gang", [True, False])
 def test_nobody_is_advised_to_order_less_than_a_tenth_of_a_core(is_gang):
-    world = World()
-    world.create_pool("lab")
-    for n in range(4):
-        world.node(f"n{n}", 0.08, 64 * GIB)
-    world.start("lab", jobs=3, cpu=1.0, is_gang=is_gang)
-    world.settle_down()
+    world = World(pools=["lab"])
+    world.add_nodes(4, 0.08, 64 * GIB)
+    world.run("lab", jobs=3, cpu=1.0, is_gang=is_gang)
     report = look(world)
     assert "wait until jobs end, or add a node" in report.sentence
     assert "request at most" not in report.sentence
@@ -295,11 +275,9 @@ def test_nobody_is_advised_to_order_less_than_a_tenth_of_a_core(is_gang):
 
 
 def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():
-    world = World()
-    world.create_pool("lab")
+    world = World(pools=["lab"])
     world.node("n", 4.0, 64 * GIB)
-    big = world.start("lab", jobs=1, cpu=9.0)
-    world.settle_down()
+    big = world.run("lab", jobs=1, cpu=9.0)
     report = look(world)
     assert report.sentence == (
         "1 operation cannot start: 9 cores, largest node 4; "
@@ -310,20 +288,15 @@ def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():
     assert (cause.kind, cause.pool, cause.cores, cause.idle_cores) == ("fragmentation", "lab", 4.0, 4.0)
     world.abort(big)
     world.start("lab", jobs=1, cpu=4.0)
-    world.start("lab", jobs=1, cpu=2.0)
-    world.settle_down()
+    world.run("lab", jobs=1, cpu=2.0)
     assert look(world).causes == [], "what fits an empty node waits for the end of others"
 
 
 def test_a_pool_is_told_what_holds_back_its_own_operations():
-    world = World()
-    for name in ("most", "least", "none"):
-        world.create_pool(name)
-    for n in range(4):
-        world.node(f"n{n}", 3.0, 64 * GIB)
+    world = World(pools=["most", "least", "none"])
+    world.add_nodes(4, 3.0, 64 * GIB)
     world.start("most", jobs=3, cpu=5.0)
-    world.start("least", jobs=1, cpu=5.0)
-    world.settle_down()
+    world.run("least", jobs=1, cpu=5.0)
     report = look(world)
     [cause] = report.causes
     assert (cause.pool, cause.pools) == ("most", ["least", "most"])
@@ -340,8 +313,7 @@ def make_owners(jobs: int) -> World:
     """A node of 8 cores whose jobs ordered 2 each and have 0.5."""
     world = World(max_ephemeral_pools_per_user=9)
     node = world.node("n0", 8.0)
-    world.start("owners", jobs=jobs, cpu=2.0)
-    world.settle_down()
+    world.run("owners", jobs=jobs, cpu=2.0)
     for job in node.jobs:
         node.limit(job, 0.5)
     return world
@@ -349,8 +321,7 @@ def make_owners(jobs: int) -> World:
 
 def test_an_operation_that_refuses_reclaimed_cpu_waits_for_free_requests():
     world = make_owners(3)
-    refusing = world.start("picky", jobs=3, cpu=2.0, allow_reclaimed=False)
-    world.settle_down()
+    refusing = world.run("picky", jobs=3, cpu=2.0, allow_reclaimed=False)
     assert len(world.jobs_of(refusing)) == 1
     report = look(world)
     (cause,) = report.causes

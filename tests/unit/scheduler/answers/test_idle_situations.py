@@ -220,8 +220,7 @@ def leave_a_guarantee_unmet(w: World, dev_jobs: int, seconds: int) -> None:
     w.create_pool("prod", strong_guarantee_resources={"cpu": 12})
     w.create_pool("dev")
     add_nodes(w, 1, 16.0)
-    w.start("dev", jobs=dev_jobs, cpu=16.0 / dev_jobs)
-    w.settle_down()
+    w.run("dev", jobs=dev_jobs, cpu=16.0 / dev_jobs)
     w.start("prod", jobs=6, cpu=2.0)
     for _ in range(0, seconds, 5):
         w.step(5.0)

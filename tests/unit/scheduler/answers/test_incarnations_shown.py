@@ -14,8 +14,7 @@ from cpumond.scheduler.settings.operations import StartOperation
 
 def run(world: World, jobs: int = 2, **gang: Any) -> str:
     """A gang with one job on each of so many nodes."""
-    for number in range(jobs):
-        world.node(f"n{number}", cpu=1)
+    world.add_nodes(jobs, cpu=1)
     task = {"command": "true", "job_count": jobs, "memory_limit": 0, "gang_options": gang}
     operation = world.do(StartOperation({"tasks": {"t": task}})).id
     world.settle_down(4)

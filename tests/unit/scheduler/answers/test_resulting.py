@@ -62,8 +62,7 @@ def test_tasks_and_trees_have_their_defaults_filled_in():
 
 
 def test_changed_parameters_show_and_a_finished_operation_keeps_its_own():
-    world = World()
-    world.create_pool("a")
+    world = World(pools=["a"])
     operation = world.start("a")
     world.do(UpdateOperation(operation, {"weight": 5, "resource_limits": {"cpu": 2}}))
     options = resulting(world, operation)["scheduling_options_per_pool_tree"]["default"]

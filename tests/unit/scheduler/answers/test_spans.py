@@ -26,8 +26,7 @@ def test_one_that_begins_and_ends_between_two_looks_is_reported() -> None:
     world.do(AbortOperation(world.start(jobs=1, cpu=1)))
     watched = Watched(world.state)
     node = world.node("n1", cpu=2)
-    operation = world.start(jobs=1, cpu=1)
-    world.settle_down(4)
+    operation = world.run(jobs=1, cpu=1, steps=4)
     (job,) = node.jobs
     node.finish(job, "completed")
     world.settle_down(4)

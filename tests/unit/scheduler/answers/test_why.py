@@ -104,13 +104,11 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
 
 @pytest.mark.parametrize(("jobs", "fits"), [(30, False), (4, False), (3, True)])
 def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits):
-    for number in range(3):
-        service.node(f"n{number}", cpu=3.0)
+    service.add_nodes(3, cpu=3.0)
     service.step()
     service.nodes["n0"].has(2.0)
     service.step()
-    gang = service.start(jobs=jobs, cpu=2.0, is_gang=True)
-    service.settle_down()
+    gang = service.run(jobs=jobs, cpu=2.0, is_gang=True)
     assert not service.jobs_of(gang)
     # Four jobs of two cores are less than the nine that there are, but one node holds one of them.
     sentence = f"it cannot start: {jobs} jobs of 2 cores at once, all nodes together hold 3"
@@ -130,11 +128,9 @@ def make_starving(service: Service) -> tuple[str, str]:
 
 def test_6_2_an_operation_below_its_share_says_when_it_starves(service):
     _, late = make_starving(service)
-    service.now += 18.0
-    service.update()
+    service.after(18.0).update()
     assert "it is below its fair share for 18 s; starves in 12 s" in service.lines(late)
-    service.now += 13.0
-    service.update()
+    service.after(13.0).update()
     text = service.lines(late)
     assert "it is below its fair share for 31 s and starves" in text
     assert "it may preempt jobs of others with normal priority" in text
@@ -199,8 +195,7 @@ def test_preemptions_are_told_to_both_sides(service):
 
 def test_a_finished_operation_says_how_and_why(service):
     operation_id = service.begin("a", 3)
-    service.now += 60.0
-    service.do(operations.AbortOperation(operation_id, "wrong input"))
+    service.after(60.0).do(operations.AbortOperation(operation_id, "wrong input"))
     service.now += 7200.0
     lines = service.why(operation_id).lines
     assert lines[0] == f"operation {operation_id} is aborted: it ended 2 h ago, 1 min after its start: wrong input"
@@ -222,9 +217,7 @@ def shares(plan: ChangePlan) -> dict[str, tuple[float | None, ...]]:
 
 def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
     service.node("n1", cpu=6.0)
-    service.create_pool("a")
-    service.create_pool("b")
-    service.create_pool("idle")
+    service.create_pools("a", "b", "idle")
     first, second = service.begin("a", 9), service.begin("b", 9)
     service.work()
     config, usage = service.state.config, service.tree().root.usage

@@ -127,8 +127,7 @@ def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default
 
 
 def test_2_9_pools_may_have_to_exist():
-    world = World(rules(require_specified_pools_existence=True))
-    world.create_pool("p")
+    world = World(rules(require_specified_pools_existence=True), pools=["p"])
     world.start("p")
     error = refused(world, "x")
     assert 'Pool "x" not found' in str(error)
@@ -261,8 +260,7 @@ def test_2_9_an_erased_default_parent_stays_around_its_ephemeral_pools(mode):
     assert (world.pool("top").is_ephemeral, world.pool("top").mode) == (True, "fair_share")
     assert world.pool("top").parent is world.pool("next")
     restart_and_compare(world)
-    for operation in (first, waiting):
-        world.abort(operation)
+    world.abort(first, waiting)
     assert "direct" not in world.tree().pools
     restart_and_compare(world)
     world.set_operation(second, pool="eve")
@@ -288,8 +286,7 @@ def test_2_9_what_is_left_of_an_erased_pool_is_in_no_other_such(world):
     restart_and_compare(world)
     world.create_pool("other")
     restart_and_compare(world)
-    for operation in started:
-        world.abort(operation)
+    world.abort(*started)
     assert [*world.tree().pools] == ["other"]
 
 
@@ -537,9 +534,7 @@ def test_3_5_a_move_in_one_of_several_trees(world):
 
 
 def test_a_user_runs_so_many_operations_over_all_pools() -> None:
-    world = World(max_running_operation_count_per_user=2)
-    for name in ("a", "b"):
-        world.create_pool(name)
+    world = World(pools=["a", "b"], max_running_operation_count_per_user=2)
     first, second, third, fourth = (world.start(pool, user="u") for pool in ("a", "b", "a", "b"))
     other = world.start("a", user="v")
     assert world.states((first, second, third, fourth, other)) == "rrppr"

@@ -45,8 +45,7 @@ def make_full(**tree: Any) -> tuple[World, PlayedNode]:
     world = World(
         max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=0, preemptive_scheduling_backoff=0, **tree
     )
-    world.create_pool("rich")
-    world.create_pool("poor")
+    world.create_pools("rich", "poor")
     node = world.node("n1", cpu=4)
     world.start("rich", jobs=50)
     for cores in range(1, 5):
@@ -67,8 +66,7 @@ def test_6_6_the_cheapest_goes_first_where_the_tree_says_so(cheapest):
     node.jobs[third].checkpoint_at = world.now - 1.0
     node.jobs[last].cpu_seconds = 500.0
     world.step()
-    world.start("poor", jobs=2)
-    world.settle_down(4)
+    world.run("poor", jobs=2, steps=4)
     assert victims(world)[:1] == [third if cheapest else last]
     record = world.state.preemptions[0]
     assert (record.lost_core_seconds < 10.0) == cheapest
@@ -99,9 +97,7 @@ def test_6_4_min_run_time_protects_for_so_long_and_no_longer():
 
 
 def test_6_4_min_run_time_protects_from_no_limit():
-    world = World(max_unpreemptible_running_job_count=0)
-    world.create_pool("p")
-    world.node("n1", cpu=4)
+    world = World(pools=["p"], nodes={"n1": 4}, max_unpreemptible_running_job_count=0)
     operation = world.run("p", jobs=4, min_run_time=500_000)
     world.set_pool("p", resource_limits={"cpu": 1})
     world.settle_down(8)
@@ -126,8 +122,7 @@ def test_6_4_min_run_time_of_a_pool_and_of_the_tree_bound_operations():
 
 
 def test_6_4_a_tasks_own_min_run_time_wins_within_the_trees_bound():
-    world = World(max_min_run_time=60_000)
-    world.node("n1", cpu=4)
+    world = World(nodes={"n1": 4}, max_min_run_time=60_000)
     tasks = {"a": make_task(min_run_time=90_000), "b": make_task(min_run_time=0), "c": make_task()}
     operation = world.do(StartOperation({"tasks": tasks, "min_run_time": 20_000})).id
     world.settle_down()

@@ -9,8 +9,7 @@ from cpumond.scheduler.model import CommandError
 
 
 def make() -> World:
-    world = World()
-    world.create_pool("physics")
+    world = World(pools=["physics"])
     world.create_pool("projects", flatten=True)
     world.create_pool("climate", "projects", weight=5)
     world.create_pool("genome", "projects", weight=3)
@@ -71,8 +70,7 @@ def test_usage_of_before_is_counted_beside_its_siblings() -> None:
         world.start(name, jobs=45)
     world.settle_down()
     for _ in range(120):
-        world.now += 60.0
-        world.update()
+        world.after(60.0).update()
     factors = {name: world.pool(name).weight_factor for name in ("physics", "climate", "genome", "projects")}
     assert (factors["genome"], factors["projects"]) == (2.0, 1.0)
     assert factors["physics"] < 0.5 < factors["climate"] < 1.1

@@ -17,8 +17,7 @@ STEP = (
 @pytest.mark.parametrize("runs_first", [False, True])
 def test_its_sentence_names_step_and_weight_and_its_advice_works(shares, of_batch, runs_first):
     world = World(max_unpreemptible_running_job_count=0 if not runs_first else 10, share_gang_remainders=shares)
-    for name in ("mpi", "batch"):
-        world.create_pool(name)
+    world.create_pools("mpi", "batch")
     world.node("n1", cpu=10)
     if runs_first:
         gang = world.run("mpi", jobs=6, is_gang=True)

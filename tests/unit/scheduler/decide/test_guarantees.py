@@ -15,8 +15,7 @@ def make_two_halves(**tree: object) -> tuple[World, list[str]]:
     """12 cores, half guaranteed to each of two pools: one has all with operations of one job of 6 cores each."""
     options = {"fair_share_starvation_timeout": 1500, "preemptive_scheduling_backoff": 200, **tree}
     world = World(max_unpreemptible_running_job_count=10, **{k: v for k, v in options.items() if v is not None})
-    for name in "ab":
-        world.create_pool(name, strong_guarantee_resources={"cpu": 6})
+    world.create_pools(*"ab", strong_guarantee_resources={"cpu": 6})
     world.node("n1", cpu=12)
     first = [world.start("a", cpu=6.0) for _ in range(2)]
     world.settle_down()
@@ -103,8 +102,7 @@ def test_6_10_no_more_than_its_fair_share_is_taken_for_a_guarantee():
     world.abort(ids[2])
     world.set_pool("a", strong_guarantee_resources={"cpu": 0})
     world.set_pool("b", strong_guarantee_resources={"cpu": 1})
-    large = world.start("b", cpu=10.0)
-    world.settle_down(100)
+    large = world.run("b", cpu=10.0, steps=100)
     assert world.jobs_of(large) == []
     assert not world.state.preemptions
 
@@ -113,12 +111,10 @@ def test_6_10_a_gang_gets_its_guarantee_on_several_nodes():
     world = World(fair_share_starvation_timeout=1000, max_unpreemptible_running_job_count=10, guarantee_tolerance=1.0)
     world.create_pool("a")
     world.create_pool("b", strong_guarantee_resources={"cpu": 6})
-    for i in range(4):
-        world.node(f"n{i}", cpu=3)
+    world.add_nodes(4, cpu=3)
     ids = [world.start("a", cpu=3.0) for _ in range(4)]
     world.settle_down()
-    gang = world.start("b", jobs=2, cpu=3.0, is_gang=True)
-    world.settle_down(60)
+    gang = world.run("b", jobs=2, cpu=3.0, is_gang=True, steps=60)
     assert len(world.jobs_of(gang)) == 2
     assert sum(len(world.jobs_of(each)) for each in ids) == len(world.state.preemptions) == 2
 
@@ -135,7 +131,6 @@ def test_6_10_others_take_nothing_that_is_guaranteed():
         world.create_pool("b")
         world.node("n1", cpu=10)
         world.run("a", jobs=10)
-        world.start("b", jobs=1, cpu=3.0)
-        world.settle_down(60)
+        world.run("b", jobs=1, cpu=3.0, steps=60)
         left[tolerance] = world.cores("a"), len(world.state.preemptions)
     assert left == {None: (7.0, 3), 1.0: (10.0, 0)}

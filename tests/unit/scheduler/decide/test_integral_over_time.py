@@ -38,8 +38,7 @@ class Farm(World):
     def pass_time(self, seconds: float, period: float = 10.0) -> None:
         """Updates only; no job starts."""
         for _ in range(round(seconds / period)):
-            self.now += period
-            self.update()
+            self.after(period).update()
 
 
 @pytest.fixture

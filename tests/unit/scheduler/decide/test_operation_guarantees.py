@@ -12,8 +12,7 @@ from cpumond.scheduler.settings.operations import StartOperation, UpdateOperatio
 
 @pytest.fixture
 def world():
-    world = World(forbid_immediate_operations_in_root=False, min_share_preemption_timeout=5_000)
-    world.node("n1", cpu=100)
+    world = World(nodes={"n1": 100}, forbid_immediate_operations_in_root=False, min_share_preemption_timeout=5_000)
     world.create_pool("p", min_share_resources={"cpu": 50})
     world.create_pool("plain")
     world.create_pool("queue", mode="fifo", min_share_resources={"cpu": 10})
@@ -80,8 +79,7 @@ def test_6_2_an_operation_starves_for_its_min_or_fair_share_after_that(world, op
 def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
     world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=0)
     greedy = world.run("p", jobs=100)
-    own = world.start("p", jobs=50, weight=0.001, min_share_resources={"cpu": 20})
-    world.settle_down(40)
+    own = world.run("p", jobs=50, weight=0.001, min_share_resources={"cpu": 20}, steps=40)
     assert len(world.jobs_of(own)) == 17  # the first number that is not clearly below, 0.8 of the share
     assert len(world.jobs_of(greedy)) == 83
 
@@ -91,8 +89,7 @@ def warnings(world: World, pool: str, **options: Any) -> list[str]:
     started = world.do(StartOperation(spec))
     moved = world.do(StartOperation({"pool": pool, "tasks": {"t": {"command": "true", "job_count": 1}}}))
     changed = world.do(UpdateOperation(moved.id, options))
-    world.abort(started.id)
-    world.abort(moved.id)
+    world.abort(started.id, moved.id)
     told = [sentence for sentence in started.warnings if "did not exist" not in sentence]  # of the pool itself
     assert told == list(changed.warnings)
     return told

@@ -115,8 +115,7 @@ def test_7_1_a_pool_above_its_share_waits_for_one_below_it(world):
 
 @pytest.mark.parametrize(("memory", "jobs"), [(256 * 2**20, 1), (256 * 2**20 - 1, 0), (0, 1)])
 def test_7_1_the_spare_of_memory_of_a_node_that_tells_any(memory, jobs):
-    world = World(Rules())
-    world.create_pool("p")
+    world = World(Rules(), pools=["p"])
     operation = world.start("p")
     world.node("n1", memory=memory)
     world.settle_down()

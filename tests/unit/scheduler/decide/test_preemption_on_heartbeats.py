@@ -15,8 +15,7 @@ from cpumond.scheduler.settings.operations import StartOperation
 
 def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
     """A node of 10 cores full of ``low``'s jobs of one core; ``high`` has 6 cores guaranteed and wants 6 jobs."""
-    world = World(fair_share_starvation_timeout=10_000, max_unpreemptible_running_job_count=0, **tree)
-    world.create_pool("low")
+    world = World(pools=["low"], fair_share_starvation_timeout=10_000, max_unpreemptible_running_job_count=0, **tree)
     world.create_pool("high", strong_guarantee_resources={"cpu": 6})
     node = world.node("n1", cpu=10)
     low = world.run("low", jobs=10)
@@ -107,8 +106,7 @@ def test_6_6_an_order_of_service_is_freed_with_its_last_reference():
 
 
 def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
-    world = World(job_graceful_preemption_timeout=42_000, max_unpreemptible_running_job_count=0)
-    world.create_pool("p")
+    world = World(pools=["p"], job_graceful_preemption_timeout=42_000, max_unpreemptible_running_job_count=0)
     node = world.node("n1", cpu=10)
     world.do(
         StartOperation({"pool": "p", "preemption_mode": "graceful", "tasks": {"t": {"job_count": 10, "command": "x"}}})
@@ -117,8 +115,7 @@ def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
     world.start("p", jobs=10)
     stops = []
     for _ in range(5):
-        world.now += 1.0
-        world.update()
+        world.after(1.0).update()
         stops += node.beat().stop
     assert {order.timeout_s for order in stops} == {42.0}
     assert {order.kind for order in stops} == {"graceful"}

@@ -14,8 +14,7 @@ from cpumond.scheduler.state import updates
 
 @pytest.fixture
 def world():
-    world = World()
-    world.node("n1", cpu=10)
+    world = World(nodes={"n1": 10})
     yield world
     assert_consistent(world.state)
 
@@ -33,8 +32,7 @@ def operation_of(world: World, operation: str) -> Operation:
 
 
 def test_what_does_not_change_is_the_same_object_again(world):
-    world.create_pool("p")
-    world.create_pool("q")
+    world.create_pools("p", "q")
     first, second = world.start("p", jobs=2), world.start("q", jobs=2)
     world.settle_down()
     before = snapshot(world)

@@ -22,8 +22,7 @@ def make(**pools: float) -> World:
 def run(world: World, seconds: float) -> None:
     """Let time pass in steps that count wholly."""
     for _ in range(int(seconds / 60.0)):
-        world.now += 60.0
-        world.update()
+        world.after(60.0).update()
 
 
 def shares(world: World, *names: str) -> list[float]:
@@ -58,8 +57,7 @@ def test_the_mean_halves_in_its_time_whatever_the_clock_does() -> None:
     assert mean == pytest.approx(0.5, abs=0.02)
     world.abort(operation)
     world.settle_down()
-    world.now += 1e6
-    world.update()
+    world.after(1e6).update()
     world.now -= 5e5
     world.update()
     run(world, HOUR_S)
@@ -84,8 +82,7 @@ def test_means_survive_a_restart_also_of_a_pool_that_is_gone() -> None:
 
 
 def test_without_the_option_nothing_is_kept() -> None:
-    world = World()
-    world.node("n", cpu=8)
+    world = World(nodes={"n": 8})
     world.run("a", jobs=8)
     assert world.tree().root.history is None
     assert "histories" not in progress_of(world.tree())

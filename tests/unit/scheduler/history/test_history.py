@@ -54,8 +54,7 @@ class Watch:
         return self.points(self.tick(interval_s))
 
     def run_one(self, pool: str = "b", **spec: Any) -> tuple[str, str]:
-        operation = self.world.start(pool, **spec)
-        self.world.settle_down()
+        operation = self.world.run(pool, **spec)
         (job,) = self.world.jobs_of(operation)
         return operation, job.id
 

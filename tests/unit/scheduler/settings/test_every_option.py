@@ -49,8 +49,7 @@ def make_world() -> World:
 def observe(world: World) -> dict[str, Any]:
     """What the options of pool "p" can show in."""
     found: dict[str, Any] = {}
-    world.now += 60.0
-    world.update()
+    world.after(60.0).update()
     pool = world.pool("p")
     shares = [pool.strong_guarantee_share, *(each.fair_share for each in (pool, *world.tree().operations.values()))]
     found["shares"] = [[round(x, 9) for x in share] for share in shares]
@@ -197,14 +196,10 @@ def test_an_option_of_an_operation_shows_or_is_told_of(option):
 @pytest.mark.parametrize("spec", [{"cpu": 5.0}, {"jobs": 40, "is_gang": True}])
 def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, counts):
     """5.2: else others starve beside free nodes."""
-    world = World() if counts is None else World(count_unplaceable_jobs_in_demand=counts)
-    for name in ("large", "small"):
-        world.create_pool(name)
-    for number in range(2):
-        world.node(f"n{number}", cpu=4.0)
+    world = World(pools=["large", "small"], **({} if counts is None else {"count_unplaceable_jobs_in_demand": counts}))
+    world.add_nodes(2, cpu=4.0)
     large = world.start("large", **{"jobs": 40, **spec})
-    world.start("small", jobs=40)
-    world.settle_down()
+    world.run("small", jobs=40)
     demands, shares = [world.pool(name).demand[1] for name in ("large", "small")], world.pool("small").fair_share
     assert demands == ([40.0 * spec.get("cpu", 1.0), 40.0] if counts else [0.0, 40.0])
     assert max(shares) == pytest.approx(0.5 if counts and "cpu" in spec else 1.0)
@@ -216,10 +211,8 @@ def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, coun
 @pytest.mark.parametrize(("budget", "taken"), [(None, 4), (3, 3), (0, 0)])
 def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
     soon = {"fair_share_starvation_timeout": 1000, "preemptive_scheduling_backoff": 0}
-    world = World(max_preemptions_per_minute=budget, max_unpreemptible_running_job_count=0, **soon)
-    world.node("n1", cpu=10)
-    world.start("greedy", user="a", jobs=50)
-    world.settle_down()
+    world = World(nodes={"n1": 10}, max_preemptions_per_minute=budget, max_unpreemptible_running_job_count=0, **soon)
+    world.run("greedy", user="a", jobs=50)
     late = world.start("late", user="b", jobs=50)
     for _ in range(30):
         world.step()

@@ -208,8 +208,7 @@ def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
 
 
 def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
-    world = World()
-    world.create_pool("research")
+    world = World(pools=["research"])
     world.create_pool("many", create_ephemeral_subpools=True)
     sentence = (
         'pool "reserch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you mean '
@@ -424,8 +423,7 @@ def test_commands_on_unknown_and_finished_operations_are_refused(world, command)
     ids=["abort with a reason", "abort", "complete"],
 )
 def test_it_is_ended_with_its_jobs(world, command, state, error):
-    operation = world.start("p", jobs=3)
-    world.settle_down()
+    operation = world.run("p", jobs=3)
     world.do(command(operation), user="eve")
     record = world.record(operation)
     assert (record.state, record.error, record.finish_time) == (state, error, world.now)
@@ -436,8 +434,7 @@ def test_it_is_ended_with_its_jobs(world, command, state, error):
 
 
 def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):
-    operation = world.start("p", jobs=12)
-    world.settle_down()
+    operation = world.run("p", jobs=12)
     world.suspend(operation)
     world.nodes["n1"].finish(world.jobs_of(operation)[0].id)
     world.settle_down()

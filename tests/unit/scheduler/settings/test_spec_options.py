@@ -138,8 +138,7 @@ def test_an_operation_goes_to_the_tree_with_most_left_of_its_guarantee():
         world.start("p", jobs=wanted, pool_trees=[tree])
     world.settle_down()
     spec: dict[str, Any] = {"pool_trees": [TREE, "b"], "schedule_in_single_tree": True}
-    operation = world.start("p", jobs=4, **spec)
-    world.settle_down()
+    operation = world.run("p", jobs=4, **spec)
     assert [job.node.id for job in world.jobs_of(operation)] == ["of-b"] * 4
     assert list_erased_trees(world.record(operation)) == [TREE]
     world.restart()

@@ -36,8 +36,7 @@ def make_waiting(refuses: bool = False, **tree: Any) -> tuple[World, str, str]:
     world = World(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=0, **{**options, **tree})
     world.create_pool("big", weight=1000)
     world.create_pool("small")
-    for number in range(2):
-        world.node(f"n{number}", cpu=4)
+    world.add_nodes(2, cpu=4)
     world.step()
     make_known(world, "short 1", SHORT_S)
     make_known(world, "long 1", LONG_S)
@@ -165,8 +164,7 @@ def test_a_restart_knows_what_gives_room_back():
     world, gang, busy = make_waiting()
     short = ask(world, title="short 2")
     until = [job.backfill_until for job in world.jobs_of(short)]
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert [job.backfill_until for job in world.jobs_of(short)] == until
     end(world, busy)
     world.settle_down()

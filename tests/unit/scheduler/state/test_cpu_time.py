@@ -125,8 +125,7 @@ def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
 def test_a_job_that_was_lost_for_a_while_counts_what_it_used_meanwhile(world):
     _, job = run_one(world)
     report(world, job, 5.0)
-    world.now += 400
-    world.expire()
+    world.after(400).expire()
     world.nodes["n1"].register()
     report(world, job, 300.0)
     assert used(world, "b") == [300.0]
@@ -137,8 +136,7 @@ def test_a_lost_job_that_completed_meanwhile_counts_what_it_used_meanwhile(world
     report(world, job, 5.0, 1.0)
     node = world.nodes["n1"]
     node.finish(job, cpu_seconds=300.0, reclaimed_cpu_seconds=None)
-    world.now += 400
-    world.expire()
+    world.after(400).expire()
     node.register()
     for _ in range(2):
         node.beat()

@@ -85,8 +85,7 @@ def test_an_operation_that_may_fail_once_runs_no_command_twice(facts, ending):
     world = make_world(pause_s=1.0)
     others = [world.start(jobs=20), world.start(jobs=20)]
     play(world, 3, fail)
-    for each in others:
-        world.abort(each)
+    world.abort(*others)
     world.do(CordonNode("good", "tests"))
     once = world.start(jobs=1, max_failed_job_count=1)
     world.step()

@@ -21,8 +21,7 @@ def start(world: World, spec: dict[str, Any] | None = None, **tasks: dict[str, A
 
 def run(world: World, jobs: int = 3, gang: dict[str, Any] | None = None, **spec: Any) -> str:
     """A gang of one task, one job on each of so many nodes, which all run."""
-    for number in range(jobs):
-        world.node(f"n{number}", cpu=1)
+    world.add_nodes(jobs, cpu=1)
     operation = start(world, spec, t=task(jobs, {} if gang is None else gang))
     world.settle_down(4)
     assert len(world.jobs_of(operation)) == jobs
@@ -264,8 +263,7 @@ def test_gang_10_is_gang_starts_them_at_once_and_one_loss_is_one_switch(world):
     world.create_pool("strong", strong_guarantee_resources={"cpu": 2})
     operation = run(world, jobs=2, is_gang=True)
     world.set_tree(fair_share_starvation_timeout=0)
-    world.start("strong", jobs=2)
-    world.settle_down(12)
+    world.run("strong", jobs=2, steps=12)
     assert reasons(world, operation) == ["job_aborted"]
     assert world.job_counts(operation).aborted == 2
     assert world.jobs_of(operation) == []

@@ -18,8 +18,7 @@ def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
         "preemptive_scheduling_backoff": 0, "gang_reservation_timeout": 0, **tree,
     }  # fmt: skip
     world = World(**options)
-    for number in range(nodes):
-        world.node(f"n{number}", cpu=cpu)
+    world.add_nodes(nodes, cpu=cpu)
     world.step()
     return world
 
@@ -38,8 +37,7 @@ def nodes_of(world: World, operation: str) -> list[str]:
 def test_all_jobs_start_with_one_heartbeat_and_are_stored_in_one_write():
     world = make_world()
     gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.now += 1.0
-    world.update()
+    world.after(1.0).update()
     world.beat(world.nodes["n1"])
     assert nodes_of(world, gang) == ["n0", "n1", "n2"]
     assert sum(kind == "start" for kind, _ in world.stored) == 3
@@ -116,8 +114,7 @@ def test_a_gang_waits_for_jobs_that_an_earlier_run_stopped():
         node.keeps_stopping = True
     first.finish(next(iter(first.jobs)), "failed")
     world.settle_down(2)
-    world.restart()
-    world.settle_down(4)
+    world.restart(steps=4)
     assert not world.jobs_of(gang)
     for node in others:
         for job_id in list(node.stopping):
@@ -128,8 +125,7 @@ def test_a_gang_waits_for_jobs_that_an_earlier_run_stopped():
 
 def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
     world, gang = make_gang()
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert len(world.jobs_of(gang)) == 3
     assert all(len(node.jobs) == 1 for node in world.nodes.values())
     # As if the scheduler had ended between the end of one job and the order to stop the others.
@@ -147,8 +143,7 @@ def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[Worl
     world.create_pool("big", min_run_time=spared_ms)
     world.create_pool("small", weight=2)
     big = world.run("big", jobs=20)
-    gang = world.start("small", jobs=gang_jobs, is_gang=True)
-    world.settle_down(5)
+    gang = world.run("small", jobs=gang_jobs, is_gang=True, steps=5)
     return world, big, gang
 
 
@@ -169,12 +164,10 @@ def test_the_budget_of_preemptions_holds_for_the_whole_gang():
 
 def test_a_gang_is_taken_whole():
     world = make_world()
-    world.create_pool("big")
-    world.create_pool("small")
+    world.create_pools("big", "small")
     gang = world.run("big", jobs=6, is_gang=True)
     assert len(world.jobs_of(gang)) == 6
-    late = world.start("small", jobs=3)
-    world.settle_down(8)
+    late = world.run("small", jobs=3, steps=8)
     assert not world.jobs_of(gang)
     assert len(world.jobs_of(late)) == 3
     taken = [record for record in world.state.preemptions if record.operation_id == gang]
@@ -190,8 +183,7 @@ def test_a_gang_with_one_spared_job_is_taken_not_at_all():
     for node in list(world.nodes.values())[1:]:
         for job_id in node.jobs:
             world.state.jobs[job_id].began_at = world.now - 1000.0
-    late = world.start("small", jobs=3)
-    world.settle_down(20)
+    late = world.run("small", jobs=3, steps=20)
     assert len(world.jobs_of(gang)) == 6
     [kept] = find_protections(world.element(late), "normal", world.now)
     assert (kept.cause, kept.jobs) == ("time", 6)
@@ -204,8 +196,7 @@ def test_a_graceful_gang_ends_when_the_time_of_each_job_is_over():
     world.create_pool("small", weight=4)
     tasks = {name: make_task(2, min_run_time=ms) for name, ms in (("a", 0), ("b", 60_000))}
     gang = world.run("big", tasks=tasks, is_gang=True, preemption_mode="graceful")
-    world.start("small", jobs=6)
-    world.settle_down(50)
+    world.run("small", jobs=6, steps=50)
     assert len(world.jobs_of(gang)) == 4
     world.settle_down(20)
     assert not world.jobs_of(gang)
@@ -228,8 +219,7 @@ def test_nobody_else_is_stopped_for_a_limit_that_holds_without_the_gang():
 
 def test_on_a_node_that_fits_without_the_gang_nobody_else_is_stopped():
     world = make_world(nodes=1, cpu=6.0, preemptive_scheduling_backoff=10**8)
-    world.start(jobs=3)
-    world.settle_down(2)
+    world.run(jobs=3, steps=2)
     gang = world.run(jobs=2, is_gang=True)
     world.run(jobs=1)
     # Two cores too much: one of the gang and one other would be the least protected, but the gang goes whole.
@@ -273,8 +263,7 @@ def test_room_is_kept_for_one_gang_at_a_time_until_it_fits():
 def test_a_gang_starts_on_room_kept_for_it_however_little_is_left():
     tree = {"max_unpreemptible_running_job_count": 0, "fair_share_starvation_timeout": 10**9}
     world = World(Rules(spare=(1.0, 1.0, 0.0, 0.0, 0.0)), **tree, gang_reservation_timeout=60_000)
-    for number in range(2):
-        world.node(f"n{number}", cpu=4)
+    world.add_nodes(2, cpu=4)
     world.step()
     world.create_pool("big")
     world.create_pool("small", weight=20)
@@ -307,8 +296,7 @@ def test_nothing_is_kept_for_or_known_of_a_gang_that_is_gone(how):
         assert world.now < 1100.0
     if how == "remove":
         world.do(RemoveTree("default", recursive=True))
-    for gang in gangs if how == "abort" else ():
-        world.abort(gang)
+    world.abort(*gangs if how == "abort" else ())
     assert not state.gangs.reservations
     world.settle_down(8)
     assert not state.gangs.reservations

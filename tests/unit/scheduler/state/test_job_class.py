@@ -48,8 +48,7 @@ def test_jobs_within_the_capacity_are_ordinary_and_others_on_reclaimed_cpu():
 
 
 def test_orders_that_meet_the_capacity_exactly_are_ordinary():
-    world = World()
-    world.node("n", cpu=0.3)
+    world = World(nodes={"n": 0.3})
     operation = world.run(jobs=3, cpu=0.1)
     assert classes(world, operation) == ["ordinary"] * 3
 
@@ -97,16 +96,14 @@ def test_a_lost_job_that_comes_back_has_its_class_or_is_ordinary():
     world, node = make_world()
     batch = world.run("batch", jobs=2)
     jobs = {job.id for job in world.jobs_of(batch)}
-    world.now += 1000.0
-    world.expire()
+    world.after(1000.0).expire()
     assert world.jobs_of(batch) == []
     node.register()
     world.settle_down()
     assert {job.id: job.reclaimed for job in world.jobs_of(batch)} == dict.fromkeys(jobs, True)
     for place in [place for place in world.stored if place[0] == "start"]:
         del world.stored[place]
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert {job.id: job.reclaimed for job in world.jobs_of(batch)} == dict.fromkeys(jobs, False)
 
 
@@ -214,8 +211,7 @@ def test_a_job_keeps_the_ceiling_of_its_start():
         assert view_job(world.state.finished_jobs[operation][one_job]).has_ceiling is False
         world.restart()
     del world.stored["start", other]
-    world.now += 1000.0
-    world.expire()
+    world.after(1000.0).expire()
     node.register()
     world.settle_down()
     assert one(world, operation).has_ceiling is False, "it was lost and came back"

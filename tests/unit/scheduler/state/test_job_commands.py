@@ -67,8 +67,7 @@ def test_job_2_an_abandoned_job_has_done_its_work(world):
     assert world.job_counts(operation) == JobCounts(completed=1)
     with pytest.raises(CommandError, match="No such job"):
         world.do(AbandonJob(first))
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     world.do(AbandonJob(other))
     world.settle_down()
     assert world.record(operation).state == "completed"

@@ -104,8 +104,7 @@ def test_fojr_3_one_preempted_before_it_began_does_not_fail_its_operation(world)
     assert world.record(operation).state == "running"
     assert world.job_counts(operation) == JobCounts(aborted=1)
     assert world.operation(operation).needed == {"t": 1}
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert world.record(operation).state == "running"
 
 
@@ -155,8 +154,7 @@ def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world):
     operation = world.run("p", fail_on_job_restart=True)
     (job,) = node.jobs
     node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
-    world.restart()
-    world.settle_down(3)
+    world.restart(steps=3)
     assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
     node.let_go(job, start_time=world.now - 9.0)
     world.settle_down()
@@ -168,8 +166,7 @@ def test_fojr_4_a_restart_fails_an_operation_that_is_half_begun(world):
     operation = world.run("p", jobs=7, fail_on_job_restart=True)
     end(world, node, job_of(world, operation), "completed")
     assert len(node.jobs) == 5
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     error = error_of(world, operation)
     assert (error["code"], error["attributes"]) == (210, {"reason": "job_count_mismatch_after_revival"})
     assert "1 job had not been started" in error["message"]
@@ -243,8 +240,7 @@ def test_rcj_1_completed_jobs_start_again_until_the_operation_is_ended(world):
         end(world, node, job_of(world, operation), "completed")
         assert world.job_counts(operation) == JobCounts(lost=number)
     assert (world.record(operation).state, len(node.jobs)) == ("running", 1)
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert {job.state for job in world.state.finished_jobs[operation].values()} == {"completed"}
     world.complete(operation)
     world.settle_down()
@@ -260,8 +256,7 @@ def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
         ended.append(job_of(world, operation))
         end(world, node, ended[-1], "completed")
         if number == 4:
-            world.restart()
-            world.settle_down()
+            world.restart(steps=3)
     assert list(world.state.finished_jobs[operation]) == ended[-3:]
     assert [key for kind, key in world.stored if kind == "job"] == ended[-3:]
 

@@ -158,8 +158,7 @@ def test_a_needless_replacement_ends_though_a_take_over_does_not_know_why(world)
     world.beat(first)
     world.stored[place] = before
     third.deaf = False
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert (cookies(third), cookies(second)) == ([], [1])
     assert world.job_counts(operation).completed == 1
 
@@ -218,8 +217,7 @@ def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[Pl
     here.keeps_stopping = True
     here.obey(HeartbeatAnswer(accepted=True, stop=[StopOrder(job, 60.0, "aborted", "not stored")]))
     assert list(here.stopping) == [job]
-    world.now += seconds
-    world.restart()
+    world.after(seconds).restart()
     there = world.node("n2", cpu=2)
     world.do(CordonNode("n1"))
     here.register()

@@ -14,8 +14,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def world():
-    world = World(Rules(spare=EASY.spare, waiting_job_timeout_s=WAIT_S))
-    world.create_pool("p")
+    world = World(Rules(spare=EASY.spare, waiting_job_timeout_s=WAIT_S), pools=["p"])
     yield world
     assert_consistent(world.state)
 

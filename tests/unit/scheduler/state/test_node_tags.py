@@ -47,11 +47,9 @@ def test_some_are_given_and_taken_back_beside_the_others(world):
 def test_they_outlive_the_loss_of_the_node_and_can_be_given_meanwhile(world):
     world.do(SetNodeTags("n1", tags=("ssd",)))
     for _ in range(2):  # silent, then lost
-        world.now += 400.0
-        world.expire()
+        world.after(400.0).expire()
     assert not world.state.nodes
-    world.now += LOST_S + 1.0
-    world.expire()
+    world.after(LOST_S + 1.0).expire()
     assert world.state.lost_nodes["n1"].user_tags == ("ssd",)
     world.do(SetNodeTags("n1", tags=("hdd",)))
     world.nodes["n1"].restart_agent()

@@ -92,8 +92,7 @@ def test_a_given_up_waiting_job_that_starts_is_adopted_if_it_is_needed(world):
 def test_a_waiting_job_with_an_unstored_start_is_stopped_when_replaced(world):
     node, operation, job = order_without_room(world)
     del world.stored["start", job]
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     (other,) = world.jobs_of(operation)
     assert other.id != job
     assert set(node.waiting) == {job, other.id}
@@ -134,8 +133,7 @@ def test_work_of_a_lost_job_counts_even_when_replaced_its_failure_does_not(world
 
 @pytest.mark.parametrize(("state", "exit_code"), [("aborted", 0), ("aborted", 1), ("failed", 1), ("lost", None)])
 def test_6_7_a_preempted_job_is_aborted_with_any_exit_code_and_restarted(state, exit_code):
-    world = World(fair_share_starvation_timeout=0, max_unpreemptible_running_job_count=0)
-    world.create_pool("low")
+    world = World(pools=["low"], fair_share_starvation_timeout=0, max_unpreemptible_running_job_count=0)
     world.create_pool("high", strong_guarantee_resources={"cpu": 10})
     node = world.node("n1", cpu=10)
     low = world.run("low", max_failed_job_count=1)

@@ -19,8 +19,7 @@ OOM = {"reason": "out of memory: it requested memory_limit = 1 bytes", "exit_cod
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     world.node("n1", cpu=2, memory=8 * GIB)
     return world
 
@@ -28,9 +27,7 @@ def world() -> World:
 def start(world: World, *rules: str, jobs: int = 2, memory: int = GIB, task: Any = None, **spec: Any) -> str:
     """An operation of jobs of one core that all run, as many as there is room for."""
     policy = {"retry_policy": list(rules)} if rules else {}
-    operation = world.start("p", jobs=jobs, memory=memory, task=task or {}, **policy, **spec)
-    world.settle_down(4)
-    return operation
+    return world.run("p", jobs=jobs, memory=memory, task=task or {}, steps=4, **policy, **spec)
 
 
 def running(world: World) -> dict[str, tuple[str, int]]:
@@ -125,15 +122,13 @@ def test_only_the_job_that_ran_out_gets_more_and_others_do_not_wait(world):
 def test_a_wait_and_its_memory_survive_a_restart(world, is_late):
     operation = start(world, "oom:2,delay=100s,memory_growth=2", jobs=2)
     fail(world, 1, **OOM)
-    world.now += 120.0 if is_late else 0.0
-    world.restart()
+    world.after(120.0 if is_late else 0.0).restart()
     world.settle_down(4)
     assert_consistent(world.state)
     both = [("0", GIB), ("1", 2 * GIB)]
     assert places(world) == (both if is_late else both[:1])
     assert after(world, 120.0) == both
-    world.restart()
-    world.settle_down(2)
+    world.restart(steps=2)
     assert places(world) == both
     fail(world, 1, **OOM)
     world.now += 120.0
@@ -179,8 +174,7 @@ def test_a_preempted_job_is_started_again_after_its_end_and_its_wait(world):
     world.create_pool("rich", strong_guarantee_resources={"cpu": 2})
     world.set_tree(fair_share_starvation_timeout=0)
     world.nodes["n1"].keeps_stopping = True
-    other = world.start("rich", jobs=1)
-    world.settle_down(4)
+    other = world.run("rich", jobs=1, steps=4)
     (victim,) = world.nodes["n1"].stopping
     assert world.state.operations[operation].needed == {}, "it may still work"
     world.settle_down(2)

@@ -43,8 +43,7 @@ def test_job_4_more_jobs_have_cookies_of_their_own(world):
     finish(world, operation, 1)
     patch(world, operation, (COUNT, 4))
     assert cookies(world, operation) == [0, 2, 3]
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert cookies(world, operation) == [0, 2, 3]
     finish(world, operation)
     assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=4))
@@ -65,8 +64,7 @@ def test_completed_jobs_count_first_and_waiting_ones_vanish(world):
 def test_who_takes_over_finds_the_surplus_stopped(world):
     operation = world.run("p", jobs=3)
     world.do(PatchOperation(operation, [{"path": COUNT, "value": 1}]))
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert cookies(world, operation) == [0]
     assert world.record(operation).aborted_for == {"job_count_changed_by_user_request": 2}
 

@@ -76,8 +76,7 @@ def test_what_ends_makes_room_and_is_counted_apart():
 def test_trees_and_pools_are_bounded_in_all_also_over_a_restart(monkeypatch):
     world = World()
     monkeypatch.setattr(spec_room, "MAX_CONFIG_BYTES", world.state.config_bytes + 3 * spec_room.POOL_BYTES)
-    world.create_pool("a")
-    world.create_pool("b")
+    world.create_pools("a", "b")
     for refused in (lambda: world.create_pool("c", note="n" * 5000), lambda: world.set_pool("a", note="n" * 5000)):
         with pytest.raises(CommandError, match="trees and pools would take"):
             refused()

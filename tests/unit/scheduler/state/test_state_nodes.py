@@ -114,8 +114,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
 def test_nothing_replaces_a_job_beyond_its_time_limit_while_it_ends(world):
     node, operation = overdue(world, jobs=1)
     (job,) = node.stopping
-    world.restart()
-    world.settle_down(3)
+    world.restart(steps=3)
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})
     node.keeps_stopping = False
     node.let_go(job, "failed")
@@ -161,8 +160,7 @@ def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_none(world)
     node.finish(next(iter(node.jobs)))
     world.settle_down()
     assert (world.job_counts(operation).completed, len(node.jobs)) == (1, 2)
-    world.restart()
-    world.settle_down(5)
+    world.restart(steps=5)
     assert (len(node.jobs), alerts(world)) == (2, [("node_in_several_trees", "n1")])
     node.tags = ()
     node.register()
@@ -259,8 +257,7 @@ def test_2_3_an_operation_without_any_tree_left_is_aborted():
     world.do(RemoveTree("default", recursive=True))
     assert world.record(operation).state == "aborted"
     assert world.record(operation).error == "No suitable fair-share trees to schedule operation"
-    world.now += 5
-    world.beat()
+    world.after(5).beat()
     world.beat()
     assert world.nodes["n1"].jobs == {}
     assert_consistent(world.state)
@@ -285,13 +282,11 @@ def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
     world = World(node_reconnection_timeout=300_000)
     world.node("n1")
     operation = busy(world)
-    world.now += 300
-    world.expire()
+    world.after(300).expire()
     assert not world.state.nodes["n1"].is_online
     assert world.tree().total[1] == 10
     assert world.cores("p") == 6
-    world.now += 1
-    world.expire()
+    world.after(1).expire()
     assert "n1" not in world.state.nodes
     assert world.tree().total[1] == 0
     assert world.cores("p") == 0
@@ -303,8 +298,7 @@ def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
 
 def test_2_4_jobs_that_were_replaced_meanwhile_are_stopped(world):
     node, operation = busy_node(world)
-    world.now += 301
-    world.expire()
+    world.after(301).expire()
     other = world.node("n2")
     world.settle_down()
     assert len(other.jobs) == 3

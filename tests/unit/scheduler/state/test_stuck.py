@@ -35,8 +35,7 @@ def alerts(world: World, operation: str) -> list[tuple[str, str]]:
 
 def test_hang_1_one_that_no_node_could_hold_is_an_event_and_does_not_fail():
     world = make(2.0, 2.0, 2.0)
-    operation = world.start(jobs=2, cpu=3.0)
-    world.settle_down(4)
+    operation = world.run(jobs=2, cpu=3.0, steps=4)
     early = 'no job of task "t" can start: 3 cores, largest node 2'
     assert (alerts(world, operation), told(world)) == ([("job_fits_no_node", early)], [])
     world.settle_down(200)
@@ -60,8 +59,7 @@ def test_hang_2_one_whose_smallest_job_exceeds_a_limit_names_the_pool():
     operation = world.start("p", jobs=2, cpu=2.0)
     unchecked = world.start("p", jobs=2, cpu=2.0, enable_limiting_ancestor_check=False)
     gang = world.start("p", jobs=3, cpu=0.4, is_gang=True)
-    own = world.start("r", cpu=2.0, resource_limits={"cpu": 1.5})
-    world.settle_down(20)
+    own = world.run("r", cpu=2.0, resource_limits={"cpu": 1.5}, steps=20)
     assert told(world) == [
         'its smallest job orders 2 cpu, and resource_limits of pool "top" allow 1',
         'all of its jobs order 1.2 cpu, and resource_limits of pool "top" allow 1',
@@ -111,6 +109,5 @@ def test_jobs_that_fit_an_offline_node_and_those_stuck_in_one_tree_alone():
     ]
     world.create_tree("other", nodes_filter="other")
     world.set_tree(nodes_filter="!other")
-    both = world.start(cpu=3.0, pool_trees=["default", "other"])
-    world.settle_down(30)
+    both = world.run(cpu=3.0, pool_trees=["default", "other"], steps=30)
     assert (len(told(world)), world.operation(both).stuck) == (2, None)

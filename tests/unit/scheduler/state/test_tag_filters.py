@@ -60,8 +60,7 @@ def test_it_waits_while_a_node_is_away_shortly_and_for_its_jobs():
     world.settle_down(100)
     world.resume(operation)
     world.settle_down(50)
-    world.restart()
-    world.settle_down(50)
+    world.restart(steps=50)
     assert world.record(operation).state == "running"
     world.settle_down(20)
     assert world.record(operation).state == "failed"
@@ -80,8 +79,7 @@ def test_it_does_not_fail_where(why):
         spec = {}
     if why == "never":
         world.state.rules = type(world.state.rules)(unmatched_scheduling_tag_timeout_s=0.0)
-    operation = world.start("a" if why == "it is pending" else "b", **spec)
-    world.settle_down(150)
+    operation = world.run("a" if why == "it is pending" else "b", **spec, steps=150)
     assert world.record(operation).state in ("running", "pending")
 
 
@@ -130,8 +128,7 @@ def test_tag_4_a_live_change_holds_for_starts_from_then_on():
     world.do(SetNodeTags("n2", tags=("ssd",)))
     world.settle_down()
     assert places(world, second) == "n1 n2"
-    world.restart()
-    world.settle_down()
+    world.restart(steps=3)
     assert (places(world, second), world.element(second).fitting is not None) == ("n1 n2", True)
     assert_consistent(world.state)
 
@@ -145,11 +142,9 @@ def test_victims_are_looked_for_on_nodes_that_fit():
     first = world.start("a", jobs=8)
     for name in ("n2", "n1"):  # what started last goes first
         world.step(1.0, world.nodes[name])
-    second = world.start("b", jobs=8, scheduling_tag_filter="ssd")
-    world.settle_down(20)
+    second = world.run("b", jobs=8, scheduling_tag_filter="ssd", steps=20)
     assert (places(world, first), places(world, second)) == ("n2 n2 n2 n2", "n1 n1 n1 n1")
-    third = world.start("c", jobs=8, scheduling_tag_filter="!ssd")
-    world.settle_down(20)
+    third = world.run("c", jobs=8, scheduling_tag_filter="!ssd", steps=20)
     assert (places(world, third), world.element(third).starvation_status) == ("n2", "starving")
     assert {each.node_id for each in world.state.preemptions if each.preemptor_operation_id == third} == {"n2"}
 
@@ -160,8 +155,7 @@ def test_a_gang_has_fitting_nodes_alone():
     world.node("n3", cpu=4.0, tags=("ssd",))
     world.run("a", jobs=16)
     gang = world.start("b", jobs=4, is_gang=True, scheduling_tag_filter="ssd")
-    large = world.start("c", jobs=9, is_gang=True, scheduling_tag_filter="ssd")
-    world.settle_down(30)
+    large = world.run("c", jobs=9, is_gang=True, scheduling_tag_filter="ssd", steps=30)
     assert len(world.jobs_of(gang)) == 4
     assert "n2" not in places(world, gang)
     assert world.element(large).explain_unplaceable() == (

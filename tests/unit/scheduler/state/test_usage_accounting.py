@@ -48,8 +48,7 @@ def test_8_a_changed_limit_counts_at_once_on_every_level(small, cores, used):
 
 
 def test_8_memory_counts_as_reported_or_as_ordered():
-    world = World()
-    world.create_pool("p")
+    world = World(pools=["p"])
     node = world.node("n1", memory=100)
     world.run("p", memory=40)
     assert world.pool("p").usage[3] == 40
@@ -97,8 +96,7 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first(more_s):
 def test_1_9_the_most_protected_jobs_stay(is_reclaimed):
     small = Small(Rules(spare=EASY.spare, overcommit_duration_s=3.0))
     small.report(1.0)
-    other = small.start("low", cpu=4.0)
-    small.settle_down()
+    other = small.run("low", cpu=4.0)
     (job,) = small.jobs_of(other)
     assert job.reclaimed
     job.reclaimed = is_reclaimed
