@@ -102,7 +102,7 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
-    """Return a place in the free resources of the nodes for each job that it needs; None if some job has none. Tries
+    """Return a place in the free resources of the nodes for each job that it needs; None if a job finds no place. Tries
     the fullest node that can hold a job first, then the emptiest first, then further placements, at most MOST_STEPS."""
     free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
     if not free or not fits(sum_vectors(free), sum_needed(element)):

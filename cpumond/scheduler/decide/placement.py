@@ -164,7 +164,7 @@ class ServiceOrder:
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
         """Return a pool's key: that of its best child (7.1); its own satisfaction decides between equal keys. None if
-        all want none.
+        no child wants a job.
 
         A pool above its own fair share is served by its own satisfaction. Otherwise a pool with more operations than
         jobs could get every slot even far above its share: some child has no job, so the minimum would always be 0.

@@ -104,5 +104,5 @@ def left_of(run_s: list[float], ran_s: float, at: float) -> float:
     longer = len(run_s) - first
     if longer:
         return run_s[first + min(int(at * longer), longer - 1)] - ran_s
-    # The job has run longer than any job before: expect it to run for the same time again.
+    # The job has run longer than any job before: expect it to run for as long as it has run.
     return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at

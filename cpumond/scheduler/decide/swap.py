@@ -230,7 +230,7 @@ class Swap:
         victims = find(candidates)
         if victims is None or not self.target.tree.lenders:
             return victims
-        # If a pool lends too little, the resources that its own jobs free are kept for the pool again (2.17).
+        # A pool may keep, instead of lending them, resources that its own jobs free: check after all losses (2.17).
         losses = self.before.copy()
         for each in victims:
             losses.lose(each)
@@ -240,7 +240,7 @@ class Swap:
     def _find_first(self, candidates: list[Candidate]) -> list[Candidate] | None:
         victims = self._walk(candidates)
         if victims is None and self.was_refused_for_losses:
-            # The first victims may have used up what a pool may lose; one larger job instead may be enough.
+            # The first victims may have used up what a pool may lose; one larger job in their place may be enough.
             victims = next((one for one in map(self._walk, ([each] for each in candidates)) if one is not None), None)
         return victims
 

@@ -279,7 +279,7 @@ class OperationElement(Element):
 
 
 def share_needed(needed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return a map equal to this one that all operations share which need the same number of jobs of the same task."""
+    """Return an equal map. Operations that need the same number of jobs of the same single task share it."""
     return _one_needed(*next(iter(needed.items()))) if len(needed) == 1 else needed or NONE_NEEDED
 
 

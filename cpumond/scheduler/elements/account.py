@@ -48,7 +48,7 @@ class Account:
     def spent_s(self, now: float) -> float:
         """Return the core-seconds spent in the present period."""
         known = (self.record, self.budget, day := self.day(now))
-        if self._known != known:  # this runs at each update
+        if self._known != known:  # the sum is cached: this runs at each update
             self._known, self._sum_s = known, self.budget.sum_from(self.budget.first_day(day), self.record.days)
         return self._sum_s + self.live[self.budget.counts == "used"]
 

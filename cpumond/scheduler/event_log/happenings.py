@@ -26,7 +26,7 @@ MAX_NODES: Final = 100
 
 
 def make_start_event(now: float, version: str, term: int) -> Event:
-    """Make the event that the scheduler loaded its state and begins. ``term``: that of its lead, 0 if it is alone."""
+    """Make the event that the scheduler loaded its state and begins. ``term``: its term as leader, 0 if alone."""
     if term:
         text = f"this scheduler, version {version}, leads in term {term}"
         return Event(at=now, kind="take_over", text=text, term=term)

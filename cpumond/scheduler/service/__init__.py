@@ -353,7 +353,7 @@ class Scheduler:
             del self.updates[name]
         expired = self.state.take_expired()
         if expired:
-            with contextlib.suppress(StoreError):  # they are deleted by the next start of the scheduler, or later
+            with contextlib.suppress(StoreError):  # a later start of the scheduler deletes what stays
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -474,7 +474,7 @@ class Scheduler:
         job = self.state.jobs.get(job_id) or self.state.finished_jobs[record.id][job_id]
         bound = next((task.max_stderr_size for task in record.tasks if task.name == job.task_name), None)
         if bound is not None and stream == "stderr" and offset is None:
-            tail_bytes = min(tail_bytes, bound)  # a journal may have more
+            tail_bytes = min(tail_bytes, bound)  # a journal may contain more bytes of the job
         wanted = LogRequest("", job_id, stream, tail_bytes, offset)
         read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:

@@ -129,8 +129,8 @@ def would_restart(job: JobRecord) -> tuple[EndError, str]:
 
 
 def lost_by_restart(missing: int) -> tuple[EndError, str]:
-    """Return the error, and its sentence, of an operation of which, after a restart of the scheduler, ``missing`` jobs
-    were neither running nor completed."""
+    """Return the error, and its sentence, of an operation that lacked jobs after a restart of the scheduler:
+    ``missing`` were neither running nor completed."""
     text = f"{count(missing, 'job')} had not been started when the scheduler was restarted"
     told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
     return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"

@@ -512,7 +512,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
 
 
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Give tasks without a retry policy that of the root. Raises CommandError for a policy that cannot be followed."""
+    """Give the root's retry policy to tasks without one. Raises CommandError for a policy that cannot be followed."""
     shared = _policy(table.get(retries.RETRY_POLICY), f"spec/{retries.RETRY_POLICY}")
     if shared is not None:
         tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)
@@ -812,7 +812,7 @@ def count_job(
     is_again = starts_again(task, job)
     counts, state = record.counts.get(job.task, JobCounts()), "lost" if is_again else job.state
     if job.incarnation != record.incarnation and state != "lost":
-        state = "aborted"  # an earlier incarnation: its work is done again
+        state = "aborted"  # a job of an earlier incarnation: its work is done again
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     if state == "aborted":
         record = _note_aborted(record, failures.find_abort_reason(job))

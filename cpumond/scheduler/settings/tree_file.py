@@ -185,7 +185,7 @@ def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, An
     try:
         return is_same(normalise(kind, present)[0], attributes)
     except CommandError:
-        return False  # an earlier version accepted it
+        return False  # only an earlier version accepted these attributes
 
 
 def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:

@@ -44,7 +44,7 @@ def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budge
 
 
 def sync(state: State, now: float) -> None:
-    """Make the accounts those of the configuration's budgets, and put each live operation into its accounts."""
+    """Make the accounts match the configuration's budgets, and put each live operation into its accounts."""
     before, state.budgets = state.budgets, {}
     for tree, name, empty, budget in list_budgets(state.config):
         fresh = msgspec.structs.replace(empty, since=now, day=budget.find_day("", now))

@@ -82,7 +82,7 @@ def load(
     stages: Iterable[Stage],
     of_budgets: Iterable[BudgetRecord] = (),
 ) -> None:
-    """Load the stored data of an earlier run besides the configuration, each kind in its original order.
+    """Load the stored data of an earlier run, except the configuration, each kind in its original order.
 
     Jobs with a stored start count as being on their nodes at once. With ``has_unstored_starts`` some starts may not be
     stored; if so, a tree starts no jobs until its stored nodes have reported their jobs or time out."""

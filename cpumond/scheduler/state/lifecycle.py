@@ -39,7 +39,7 @@ def start_new(state: State, job: Job) -> None:
 
 
 def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
-    """Return whether a job of an earlier run has a ceiling: the task's value if a version before 0.3 stored none."""
+    """Return whether a job of an earlier run has a ceiling. If a version before 0.3 stored none, its task decides."""
     told = None if record is None else record.set_container_cpu_limit
     told = job.task.set_container_cpu_limit if told is None else told
     return not job.reclaimed if told is None else told
@@ -209,7 +209,7 @@ def renew_needed(job: Job) -> None:
         operation.needed = share_needed({name: n for name, n in operation.needed.items() if name != task.name})
     memory = operation.record.memory.get(task.name)
     if memory is not None and memory.overdrafts:
-        renew_reserves(operation)  # whether the place waits for memory has changed
+        renew_reserves(operation)  # whether a place waits for more memory may have changed
     operation.touch()
 
 

@@ -103,7 +103,7 @@ def forget_lost(state: State, node_id: str) -> None:
 def keep_lost(state: State, lost_nodes: Iterable[LostNode]) -> None:
     for lost in lost_nodes:
         if lost.id in state.nodes:
-            state.expired["lost_node", lost.id] = None  # it is back
+            state.expired["lost_node", lost.id] = None  # the lost node is back
             continue
         state.lost_nodes.pop(lost.id, None)
         state.lost_nodes[lost.id] = lost

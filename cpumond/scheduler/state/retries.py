@@ -66,7 +66,7 @@ def keep_place(job: Job, now: float) -> None:
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
-    """Make an operation's places for restarted jobs those of its record."""
+    """Make an operation's places for restarted jobs match its record."""
     if operation.retries is None:
         if not operation.record.retried.places:
             return

@@ -71,7 +71,7 @@ def prepare_stage(state: State, command: RolloutCommand, user: str, now: float) 
         raise CommandError(f"the stage of nodes {quoted(name)} was set again meanwhile")
     if isinstance(command, AdvanceStage):
         if before.state != "canary":
-            raise CommandError(f"the stage of nodes {quoted(name)} has no canary, it is {before.state}: set it again")
+            raise CommandError(f"the stage of nodes {quoted(name)} has no canary: it is {before.state}; set it again")
         stage = msgspec.structs.replace(before, state="everywhere")
         return Transaction(stages=(stage,), id=name, warnings=warn_of_advance(state, before))
     if before.state == "stopped":

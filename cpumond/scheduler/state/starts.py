@@ -101,8 +101,8 @@ def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]
 
 
 def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
-    """Return the records to store together with a command that stops jobs: those of the operation's stored jobs, as
-    stopped, and those of jobs stopped before, whose stop may not be stored."""
+    """Return the records to store together with a command that stops jobs: records of the operation's stored jobs, as
+    stopped, and of jobs stopped before whose stop may not be stored."""
     told = (job for job in state.unstored_stops.values() if job.element.operation.id == stops.operation_id)
     found = [make_start_record(job) for job in told if state.jobs.get(job.id) is job]
     for job in list_stopped(state, stops):

@@ -16,7 +16,7 @@ from cpumond.scheduler.state import State
 
 def make_snapshot(state: State, tree: Tree) -> Snapshot:
     if any(node.cordoned or node.matched_trees for node in tree.nodes.values()):
-        tree.sum_total(are_nodes_same=True)  # earlier jobs have ended
+        tree.sum_total(are_nodes_same=True)  # jobs may have ended since the last sum
     return state.work[tree.name].maker.make(tree)
 
 
