@@ -368,11 +368,13 @@ class World:
         for key in self.state.take_expired():
             self.stored.pop(key, None)
 
-    def restart(self, steps: int = 0) -> None:
-        """A new scheduler from what is stored; so many periods follow."""
+    def restart(self, steps: int = 0, registers: bool = False) -> None:
+        """A new scheduler from what is stored, at which all nodes register anew if so; so many periods follow."""
         self._updaters.clear()
         self.updated_at.clear()
         self.state, _ = load_state(cast(Store, self), self.rules, self.now, self.new_id)
+        for node in self.nodes.values() if registers else ():
+            node.register()
         self.settle_down(steps)
 
     def forget_starts(self) -> None:

@@ -55,5 +55,11 @@ def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:
     return Scheduler(Rules(), store, clock or StillClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
 
 
+async def pass_time(scheduler: Scheduler, seconds: float) -> None:
+    """On a ``StillClock``; then its trees are updated."""
+    scheduler.clock.at += seconds  # type: ignore[attr-defined]
+    await scheduler.update_all()
+
+
 def start(jobs: int = 2, pool: str = "p", **options: Any) -> StartOperation:
     return StartOperation({"pool": pool, "tasks": {"t": {"job_count": jobs, "command": "true"}}, **options})

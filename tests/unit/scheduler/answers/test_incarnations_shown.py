@@ -55,10 +55,7 @@ def test_gang_9_a_switch_after_a_restart_says_what_was_missing() -> None:
     (job,) = world.nodes["n0"].jobs
     world.nodes["n0"].finish(job)
     world.settle_down()
-    world.restart()
-    for node in world.nodes.values():
-        node.register()
-    world.settle_down(4)
+    world.restart(4, registers=True)
     event = view_incarnation(world.record(operation).incarnations[-1])
     assert event["incarnation_switch_reason"] == "job_lack_after_revival"
     assert event["incarnation_switch_info"] == {"expected_job_count": 2, "actual_job_count": 1, "task_name": "t"}

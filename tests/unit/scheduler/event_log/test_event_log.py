@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from scheduler_world import ServedNode, run_jobs
-from watched_store import Watched, make_scheduler, start
+from watched_store import Watched, make_scheduler, pass_time, start
 
 from cpumond.core.wire import JobReply
 from cpumond.scheduler.events import Event
@@ -196,29 +196,24 @@ async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(
     assert len(await find(scheduler, "user:alice")) == 100
     await refusal(scheduler, set_weight("p0", 2), User("bob"))
     assert len(await find(scheduler, "user:bob")) == 1, "another user's are told"
-    scheduler.clock.at += 61.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 61.0)
     told = await find(scheduler, "user:alice")
     assert (len(told), told[-1].count) == (101, 50)
     # The same again is counted as long as it comes within a minute.
     for _ in range(3):
         await refusal(scheduler, set_weight("p1", 2))
     assert len(await find(scheduler, "user:alice")) == 102
-    scheduler.clock.at += 61.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 61.0)
     assert (await find(scheduler, "user:alice"))[-1].count == 2
 
 
 async def test_the_life_of_a_node(scheduler: Scheduler, store: Watched) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=1), ROOT)
     (job,) = node.jobs
-    scheduler.clock.at += 70.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 70.0)
     await node.beat()
-    scheduler.clock.at += 70.0
-    await scheduler.update_all()
-    scheduler.clock.at += 300.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 70.0)
+    await pass_time(scheduler, 300.0)
     await scheduler.update_all()
     assert "n1" not in scheduler.state.nodes
     kinds = [event.kind for event in await find(scheduler, "node:n1")]
@@ -239,11 +234,9 @@ async def test_the_life_of_a_node(scheduler: Scheduler, store: Watched) -> None:
 async def test_a_lost_node_is_forgotten_after_a_day(scheduler: Scheduler, store: Watched) -> None:
     await ServedNode(scheduler).register()
     for _ in range(2):
-        scheduler.clock.at += 301.0
-        await scheduler.update_all()
+        await pass_time(scheduler, 301.0)
     assert list(scheduler.state.lost_nodes) == ["n1"]
-    scheduler.clock.at += LOST_S + 1.0
-    await scheduler.update_all()
+    await pass_time(scheduler, LOST_S + 1.0)
     assert not scheduler.state.lost_nodes
     assert "lost_node" not in {kind for kind, _, _ in store.load()}
 
@@ -275,8 +268,7 @@ async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler)
     node, reply = await run_jobs(scheduler, start(jobs=4), ROOT, cpu=4.0)
     assert len(node.jobs) == 4
     await scheduler.execute(commands.CreatePool("default", "p", attributes={"resource_limits": {"cpu": 1}}), ROOT)
-    scheduler.clock.at += 6.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 6.0)
     await node.beat()
     await scheduler.update_all()
     (event,) = await find(scheduler, "kind:preemption", "node:n1", "pool:default/p", f"operation:{reply.id}")
@@ -318,8 +310,7 @@ async def test_a_pin_is_told_when_its_node_has_done_it(scheduler: Scheduler) -> 
 
 async def test_what_the_store_refuses_waits_for_the_next_period(scheduler: Scheduler, store: Watched) -> None:
     await ServedNode(scheduler).register()
-    scheduler.clock.at += 61.0
-    await scheduler.update_all()
+    await pass_time(scheduler, 61.0)
     store.refusing = True
     await scheduler.update_all()
     await scheduler.update_all()

@@ -1,6 +1,7 @@
 """Core-hour budgets with a real scheduler on a real store: what is counted, told, kept, stored (semantics.md 2.15)."""
 
 import datetime
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,13 @@ class Cluster:
     async def start(self, pool: str, jobs: int = 4, user: str = "ann") -> str:
         return (await self.scheduler.execute(spec(pool, jobs), user)).id
 
+    async def begin_full(self, hours: float = 0.0, **budget: Any) -> None:
+        """Then an operation of pool "a" fills the node, and so long passes."""
+        await self.begin(**budget)
+        await self.start("a")
+        await self.run()
+        await self.run(hours)
+
     async def run(self, hours: float = 0.0) -> None:
         """Time passes, in which each job uses half of its order; then two rounds."""
         self.clock.at += hours * HOUR_S
@@ -99,10 +107,7 @@ def cluster(store: Any) -> Cluster:
 
 async def test_at_80_and_at_100_percent_there_is_an_event_and_an_alert(cluster):
     """`warn`: nothing else follows."""
-    await cluster.begin()
-    await cluster.start("a")
-    await cluster.run()
-    await cluster.run(1.9)
+    await cluster.begin_full(1.9)
     assert (await cluster.events(), cluster.alerts()) == ([], [])
     await cluster.run(0.2)
     low = 'the budget of pool "a" in tree "default" is low: 8.4 of 10 core-hours ordered'
@@ -123,10 +128,7 @@ async def test_at_80_and_at_100_percent_there_is_an_event_and_an_alert(cluster):
 
 
 async def test_stop_lets_what_runs_go_on_and_starts_nothing_and_why_names_it(cluster):
-    await cluster.begin(when_spent="stop")
-    await cluster.start("a")
-    await cluster.run()
-    await cluster.run(2.5)
+    await cluster.begin_full(2.5, when_spent="stop")
     waiting = await cluster.start("a")
     cluster.end(1)
     await cluster.run()
@@ -186,10 +188,7 @@ async def test_a_user_has_a_budget_over_all_pools_of_a_tree_counted_as_used(clus
 
 
 async def test_a_new_month_is_counted_anew_and_a_clock_set_back_begins_none(cluster):
-    await cluster.begin(when_spent="stop")
-    await cluster.start("a")
-    await cluster.run()
-    await cluster.run(3.0)
+    await cluster.begin_full(3.0, when_spent="stop")
     first = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC).timestamp()
     cluster.end(4)
     await cluster.run((first - cluster.clock.at) / HOUR_S - 1)
@@ -245,23 +244,21 @@ def test_the_forecast_is_the_day_on_which_constant_use_reaches_the_budget(period
         assert forecast == next((then for then, is_spent, _ in later if is_spent), None)
 
 
-REFUSED = {
-    "zone": ({"core_hours": 1, "zone": "Mars/Olympus"}, "budget/zone: must be a time zone known to this machine"),
-    "hours": ({"when_spent": "stop"}, "budget/core_hours: must be given"),
-    "word": ({"core_hours": 1, "when_spent": "kill"}, 'must be one of "leftover", "stop", "warn"'),
-    "key": ({"core_hour": 1}, 'unknown key; did you mean "core_hours"?'),
-    "days": ({"core_hours": 1, "rolling_days": 0}, "rolling_days: must be a whole number in"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_budget_is_refused_in_words(name):
-    value, words = REFUSED[name]
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"core_hours": 1, "zone": "Mars/Olympus"}, "/zone: must be a time zone known to this machine"),
+        ({"when_spent": "stop"}, "/core_hours: must be given"),
+        ({"core_hours": 1, "when_spent": "kill"}, 'must be one of "leftover", "stop", "warn"'),
+        ({"core_hour": 1}, 'unknown key; did you mean "core_hours"?'),
+        ({"core_hours": 1, "rolling_days": 0}, "rolling_days: must be a whole number in"),
+    ],
+)
+def test_a_wrong_budget_is_refused_in_words(value, words):
     world = World()
     for change in (lambda: world.create_pool("p", budget=value), lambda: world.set_tree(user_budgets={"x-y": value})):
-        with pytest.raises(CommandError) as refused:
+        with pytest.raises(CommandError, match=re.escape(words)):
             change()
-        assert words.removeprefix("budget") in str(refused.value)
     assert not world.state.budgets
 
 
@@ -283,10 +280,7 @@ async def test_a_move_keeps_the_count_and_a_removed_budget_forgets_it(cluster):
 
 
 async def test_jobs_are_settled_when_pools_with_operations_move(cluster):
-    await cluster.begin()
-    await cluster.start("a")
-    await cluster.run()
-    await cluster.run(0.5)
+    await cluster.begin_full(0.5)
     before = cluster.account().record
     await cluster.scheduler.execute(CreatePool("default", "c", "<Root>", {}), "root")
     assert cluster.account().record is before
@@ -295,10 +289,7 @@ async def test_jobs_are_settled_when_pools_with_operations_move(cluster):
 
 
 async def test_a_scheduler_whose_clock_is_back_still_believes_the_nodes(cluster):
-    await cluster.begin()
-    await cluster.start("a")
-    await cluster.run()
-    await cluster.run(20.0)
+    await cluster.begin_full(20.0)
     cluster.restart(-21 * HOUR_S)
     for job in cluster.node.jobs.values():  # meanwhile
         job.ordered_cpu_seconds = 21 * HOUR_S
@@ -309,21 +300,19 @@ async def test_a_scheduler_whose_clock_is_back_still_believes_the_nodes(cluster)
     assert cluster.account().spent_s(cluster.clock.at) == pytest.approx(84 * HOUR_S)
 
 
-HELD: dict[str, tuple[float, tuple[float, float] | None, float, float]] = {
-    "it ended between two checks": (100.0, (5.0, 56.5), 60.0, 103.0),
-    "before the first check": (0.0, (5.0, 5.5), 60.0, 1.0),
-    "its node's clock was set ahead": (100.0, (5.0, 9e4), 9e5, 220.0),
-    "and it was short": (0.0, (5.0, 9e4), 2.0, 4.0),
-    "its node's clock was set back": (100.0, (9e4, 5.0), 60.0, 100.0),
-    "the scheduler's clock was set back": (100.0, (0.0, 51.0), -9e4, 100.0),
-    "it was lost": (100.0, None, 9e5, 100.0),
-}
-"""Core-seconds that the agent counted, start and end by the node, how long the scheduler has known the job; and what
-it held with 2 cores."""
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_the_held_cpu_of_a_job_follows_its_agent_and_no_set_clock(name):
-    counted, times, own_s, held = HELD[name]
+@pytest.mark.parametrize(
+    ("counted", "times", "own_s", "held"),
+    [
+        (100.0, (5.0, 56.5), 60.0, 103.0),  # it ended between two checks
+        (0.0, (5.0, 5.5), 60.0, 1.0),  # before the first check
+        (100.0, (5.0, 9e4), 9e5, 220.0),  # its node's clock was set ahead
+        (0.0, (5.0, 9e4), 2.0, 4.0),  # and it was short
+        (100.0, (9e4, 5.0), 60.0, 100.0),  # its node's clock was set back
+        (100.0, (0.0, 51.0), -9e4, 100.0),  # the scheduler's clock was set back
+        (100.0, None, 9e5, 100.0),  # it was lost
+    ],
+)
+def test_the_held_cpu_of_a_job_follows_its_agent_and_no_set_clock(counted, times, own_s, held):
+    """``counted``: core-seconds by the agent; ``times``: by the node; ``own_s``: since when the scheduler knows it."""
     finished = None if times is None else FinishedJob("j", "o", "failed", start_time=times[0], finish_time=times[1])
     assert count_held(2.0, counted, finished, own_s) == pytest.approx(held)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scheduler_world import ServedNode, run_jobs
-from watched_store import Watched, make_scheduler, start
+from watched_store import Watched, make_scheduler, pass_time, start
 
 from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
@@ -174,8 +174,7 @@ async def test_what_cannot_be_asked_is_said_at_once(store, what):
         assert error.code == NO_SUCH_JOB
         assert str(error).startswith(f"job {job} has ended; ")
         return
-    scheduler.clock.at += 1000
-    await scheduler.update_all()
+    await pass_time(scheduler, 1000)
     await scheduler.update_all()
     assert not scheduler.state.nodes
     error = await refusal_of(ask(scheduler, what, operation, job))

@@ -16,11 +16,7 @@ def names(world: World, operation: str) -> list[str]:
 
 @pytest.fixture
 def world() -> World:
-    """Two nodes with four cores each, and an operation of eight jobs that fills both."""
-    world = World()
-    for name in ("n1", "n2"):
-        world.node(name, cpu=4.0)
-    return world
+    return World(nodes={"n1": 4.0, "n2": 4.0})
 
 
 def test_an_order_that_was_not_sent_yet_is_kept(world):
@@ -99,8 +95,8 @@ def test_a_drain_takes_interruptible_jobs_first_and_then_the_others(world):
     assert names(world, hard) == ["n1"]
     for job in list(world.nodes["n1"].stopping):
         world.nodes["n1"].let_go(job)
-    world.step(1.0, world.nodes["n1"])
-    world.step(1.0, world.nodes["n1"])
+    for _ in range(2):
+        world.step(1.0, world.nodes["n1"])
     assert names(world, hard) == []
 
 

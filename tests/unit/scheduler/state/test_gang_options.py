@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from scheduler_world import World, make_task
 
-from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.settings.operations import AbortJob
 from cpumond.scheduler.state.node_commands import CordonNode
@@ -49,15 +48,11 @@ def places(world: World, operation: str) -> dict[str, tuple[str, str]]:
     return {node: (told["YT_JOB_COOKIE"], told.get("YT_GANG_RANK", "")) for node, told in found}
 
 
-def job_on(world: World, node: str) -> Job:
-    (job,) = world.state.nodes[node].jobs.values()
+def abort(world: World, node: str, steps: int = 5) -> str:
+    (job,) = world.state.nodes[node].jobs
+    world.do(AbortJob(job))
+    world.settle_down(steps)
     return job
-
-
-def abort(world: World, node: str) -> str:
-    job = job_on(world, node)
-    world.do(AbortJob(job.id))
-    return job.id
 
 
 def finish(world: World, node: str, state: Any = "completed", **facts: Any) -> None:
@@ -114,7 +109,6 @@ def test_gang_3_one_is_aborted_and_all_start_again_where_they_were(world):
     old = set(played(world, operation))
     assert sorted(before.values()) == [("0", "0"), ("1", "1"), ("2", "2")]
     aborted = abort(world, "n1")
-    world.settle_down(5)
     after = places(world, operation)
     assert sorted(after.values()) == sorted(before.values())
     assert {node for node in before if after[node] == before[node]} >= {"n0", "n2"}
@@ -135,7 +129,6 @@ def test_gang_4_what_is_completed_starts_again_too(world):
     world.settle_down()
     assert world.job_counts(operation).completed == 2
     abort(world, "n1")
-    world.settle_down(5)
     assert sorted(places(world, operation).values()) == [("0", "0"), ("1", "1"), ("2", "2")]
     counts = world.job_counts(operation)
     assert (counts.completed, counts.lost, counts.aborted) == (0, 2, 1)
@@ -165,9 +158,9 @@ def test_gang_5_a_job_without_rank_starts_again_alone(world, how):
     (spare,) = (node for node, rank in ranks(world, operation).items() if not rank)
     if how == "failed":
         finish(world, spare, "failed")
+        world.settle_down(5)
     else:
         abort(world, spare)
-    world.settle_down(5)
     assert world.record(operation).incarnation == incarnation
     assert len(set(before) & set(played(world, operation))) == 2
     assert sorted(ranks(world, operation).values()) == ["", "0", "1"]
@@ -182,7 +175,6 @@ def test_gang_6_the_node_of_the_job_without_rank_takes_the_free_rank(world):
     new = world.node("n9", cpu=1)
     world.do(CordonNode(victim))
     abort(world, victim)
-    world.settle_down(5)
     after = ranks(world, operation)
     assert after == {spare: before[victim], other: before[other], new.id: ""}
 
@@ -194,14 +186,12 @@ def test_gang_7_only_the_end_of_a_task_with_gang_options_restarts_all(world):
     node_of = {job.task.name: job.node.id for job in world.jobs_of(operation)}
     first, before = world.record(operation).incarnation, set(played(world, operation))
     abort(world, node_of["a"])
-    world.settle_down(5)
     assert world.record(operation).incarnation == first
     assert len(before & set(played(world, operation))) == 1
     assert set(ranks(world, operation).values()) == {"0"}
     node_of = {job.task.name: job.node.id for job in world.jobs_of(operation)}
     before = set(played(world, operation))
     abort(world, node_of["b"])
-    world.settle_down(5)
     assert world.record(operation).incarnation != first
     assert len(played(world, operation)) == 2
     assert not before & set(played(world, operation))
@@ -223,10 +213,7 @@ def test_gang_8_one_failure_counts_once(world):
 def test_gang_9_a_restart_of_the_scheduler_while_all_run_changes_nothing(world):
     operation = run(world)
     before, first = played(world, operation), world.record(operation).incarnation
-    world.restart()
-    for node in world.nodes.values():
-        node.register()
-    world.settle_down(4)
+    world.restart(4, registers=True)
     assert played(world, operation) == before
     assert (world.record(operation).incarnation, reasons(world, operation)) == (first, [])
     assert sorted(job.gang_rank for job in world.jobs_of(operation)) == [0, 1, 2]
@@ -245,10 +232,7 @@ def test_gang_9_a_restart_without_all_of_them_begins_anew(world, missing):
         world.node("n2", cpu=1)
     assert len(world.jobs_of(operation)) == 2
     before, first = set(played(world, operation)), world.record(operation).incarnation
-    world.restart()
-    for node in world.nodes.values():
-        node.register()
-    world.settle_down(6)
+    world.restart(6, registers=True)
     assert reasons(world, operation) == ["job_lack_after_revival"]
     told = world.record(operation).incarnations[-1]
     assert (told.task, told.expected, told.actual) == ("t", 3, 2)
@@ -272,18 +256,14 @@ def test_gang_10_is_gang_starts_them_at_once_and_one_loss_is_one_switch(world):
 def test_no_job_of_an_incarnation_is_ordered_before_the_last_has_ended(world):
     operation = run(world)
     world.nodes["n2"].keeps_stopping = True
-    abort(world, "n1")
-    world.settle_down()
+    abort(world, "n1", steps=3)
     for _ in range(40):
         world.step(10.0)
         (late,) = played(world, operation).values()
         assert late[0] == "n2"
     assert len(world.jobs_of(operation)) == 3
     (job,) = world.nodes["n2"].jobs
-    world.restart()
-    for node in world.nodes.values():
-        node.register()
-    world.settle_down(4)
+    world.restart(4, registers=True)
     assert set(played(world, operation)) == {job}, "nor after a restart of the scheduler"
     world.nodes["n2"].keeps_stopping = False
     world.nodes["n2"].let_go(job)
@@ -295,8 +275,7 @@ def test_a_room_that_cannot_be_kept_is_found_elsewhere(world):
     operation = run(world)
     world.do(CordonNode("n0"))
     world.node("n3", cpu=1)
-    abort(world, "n1")
-    world.settle_down(6)
+    abort(world, "n1", steps=6)
     assert sorted(ranks(world, operation)) == ["n1", "n2", "n3"]
     assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
 

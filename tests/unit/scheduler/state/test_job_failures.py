@@ -71,13 +71,8 @@ def preempt(world: World, node: PlayedNode) -> None:
 
 
 def test_fojr_3_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
-    node = world.node("n1", cpu=2.0)
-    world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = world.run("p", fail_on_job_restart=True)
-    job = job_of(world, operation)
+    node, operation, job = interrupt(world, fail_on_job_restart=True)
     node.keeps_stopping = True
-    preempt(world, node)
-    assert list(node.stopping) == [job]
     assert node.stopping[job].why.endswith(
         "; its operation fails unless the job completes in its time (fail_on_job_restart)"
     )
@@ -264,22 +259,22 @@ def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
 SIGNAL = {"interruption_signal": "SIGINT", "restart_exit_code": 17}
 
 
-def interrupt(world: World, node: PlayedNode, operation: str) -> str:
-    """Have the only job of an operation stop for one of another pool; it does not, yet."""
+def interrupt(world: World, **spec: Any) -> tuple[PlayedNode, str, str]:
+    """Have the only job of an operation stop for one of another pool; it does not, yet. Node, operation, job."""
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = world.run("p", **spec)
     job = job_of(world, operation)
     node.keeps_stopping = True
     preempt(world, node)
     assert list(node.stopping) == [job]
     node.keeps_stopping = False
-    return job
+    return node, operation, job
 
 
 @pytest.mark.parametrize("told", ["failed", "aborted"])  # aborted: by an agent that does not know the signal
 def test_int_1_one_that_ends_with_its_restart_exit_code_is_lost(world, told):
-    node = world.node("n1", cpu=2.0)
-    world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = world.run("p", task=SIGNAL, max_failed_job_count=1)
-    job = interrupt(world, node, operation)
+    node, operation, job = interrupt(world, task=SIGNAL, max_failed_job_count=1)
     node.let_go(job, told, exit_code=17, reason="exit code 17")
     world.node("n2")
     world.settle_down()
@@ -318,10 +313,7 @@ def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world):
     ],
 )
 def test_int_2_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, code, counts):
-    node = world.node("n1", cpu=2.0)
-    world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = world.run("p", task=SIGNAL)
-    job = interrupt(world, node, operation)
+    node, operation, job = interrupt(world, task=SIGNAL)
     node.let_go(job, told, exit_code=code)
     world.settle_down()
     assert world.job_counts(operation) == counts
@@ -330,10 +322,8 @@ def test_int_2_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, to
 
 @pytest.mark.parametrize("more", [{}, {"interruptible": True}])
 def test_a_job_without_a_signal_of_its_own_is_aborted_with_any_exit_code(world, more):
-    node = world.node("n1", cpu=2.0)
-    world.set_tree(max_unpreemptible_running_job_count=0)
-    operation = world.run("p", task=more)
-    node.let_go(interrupt(world, node, operation), "failed", exit_code=3)
+    node, operation, job = interrupt(world, task=more)
+    node.let_go(job, "failed", exit_code=3)
     world.settle_down()
     assert world.job_counts(operation) == JobCounts(aborted=1)
 

@@ -89,10 +89,7 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
     here, there, operation, job = replace_while_it_stops(world)
     (new,) = world.jobs_of(operation)
     assert (new.node.id, new.cookie, there.jobs) == (there.id, 0, {})
-    world.restart()
-    for each in (here, there):
-        each.register()
-    world.settle_down()
+    world.restart(3, registers=True)
     assert there.jobs == {}, "nor after a restart of the scheduler"
     world.settle_down(40, 10.0)
     world.settle_down()
@@ -102,18 +99,17 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
     assert numbers(there) == [(0, 1, 1)]
 
 
-def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
-    """An operation of two jobs; the node of the one with cookie 0, that of the other."""
+def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, PlayedNode, str]:
+    """An operation of two jobs; the node of the one with cookie 0, that of the other, one with room; the operation."""
     nodes = [world.node("n1", cpu=1), world.node("n2", cpu=1)]
     operation = world.run("p", jobs=2)
     nodes.sort(key=cookies)
     assert [cookies(node) for node in nodes] == [[0], [1]]
-    return nodes[0], nodes[1], operation
+    return *nodes, world.node("n3", cpu=1), operation
 
 
 def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie(world):
-    first, second, operation = start_on_both(world)
-    third = world.node("n3", cpu=1)
+    first, second, third, operation = start_on_both(world)
     lose(world, second, third)
     assert cookies(third) == [0]
     (late,) = first.jobs
@@ -132,8 +128,7 @@ def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie(world):
 
 def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world):
     """The other work is not left undone: with two jobs of three cookies done twice the third would be missing."""
-    first, second, operation = start_on_both(world)
-    third = world.node("n3", cpu=1)
+    first, second, third, operation = start_on_both(world)
     first.finish(next(iter(first.jobs)))
     lose(world, second, third)
     assert cookies(third) == [0]
@@ -147,8 +142,7 @@ def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world)
 
 
 def test_a_needless_replacement_ends_though_a_take_over_does_not_know_why(world):
-    first, second, operation = start_on_both(world)
-    third = world.node("n3", cpu=1)
+    first, second, third, operation = start_on_both(world)
     first.finish(next(iter(first.jobs)))
     lose(world, second, third)
     place = "start", next(iter(third.jobs))
@@ -174,9 +168,7 @@ def test_jobs_started_without_numbers_take_the_places_that_are_left(world):
             for name in ("cookie", "job_index", "task_job_index"):
                 record.pop(name, None)
             world.stored[kind, key] = msgspec.json.encode(record)
-    world.restart()
-    node.register()
-    world.settle_down()
+    world.restart(3, registers=True)
     assert sorted(job.cookie for job in world.jobs_of(operation)) == [0, 1, 2]
     assert_consistent(world.state)
     node.finish(next(iter(node.jobs)))
@@ -233,8 +225,8 @@ def test_an_unstored_stop_of_an_earlier_run_is_known_after_a_restart(world):
     world.restart()
     assert sorted((each.cookie, each.node.id) for each in world.jobs_of(operation)) == [(0, "n2"), (1, "n1")]
     assert_consistent(world.state)
-    for each in (here, there):
-        each.register()
+    here.register()
+    there.register()
     world.settle_down()
     assert there.jobs == {}, "it waits for the end of the one before"
     here.let_go(job)

@@ -227,9 +227,7 @@ def test_2_2_an_unknown_node_that_fits_two_trees_is_an_alert(world):
 
 
 def test_2_2_its_own_address_is_one_of_the_tags():
-    world = World(nodes_filter="n1")
-    world.node("n1")
-    world.node("n2")
+    world = World(nodes={"n1": 1, "n2": 1}, nodes_filter="n1")
     assert set(world.tree().nodes) == {"n1"}
 
 
@@ -270,8 +268,7 @@ def test_2_3_jobs_of_a_removed_tree_are_shown_as_of_the_removal():
     operation = world.run("p", pool_trees=["default", "other"])
     world.now = removed_at = 2000.0
     world.do(RemoveTree("other", recursive=True))
-    world.step()
-    world.step()
+    world.settle_down(2)
     (job,) = world.state.finished_jobs[operation].values()
     assert job.preemption is not None
     assert job.preemption.at == removed_at
@@ -488,7 +485,7 @@ def test_stored_starts_that_lead_nowhere_are_deleted(world):
 
 
 def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes(world):
-    one, two = world.node("n1"), world.node("n2")
+    one, _ = world.node("n1"), world.node("n2")
     operation = busy(world, jobs=3)
     world.forget_starts()
     world.restart()
@@ -498,8 +495,7 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes(world):
     more = world.start("p", jobs=20)
     world.step(1.0, one)
     assert world.jobs_of(more) == []
-    world.step(1.0, one, two)
-    world.step(1.0, one, two)
+    world.settle_down(2)
     assert UNSTORED_STARTS not in world.stored
     assert len(world.jobs_of(more)) > 0
     assert {job.id for job in world.jobs_of(operation)} <= {key for kind, key in world.stored if kind == "start"}
