@@ -122,7 +122,7 @@ REMOVED_OPTIONS: Final[dict[str, str]] = {
 NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
 )
-"""Errors that click raises for a group without a command; click before 8.2 prints the help itself instead."""
+"""Errors that click raises if a group is called without a command; before 8.2 it prints the help instead."""
 
 
 click.Context.formatter_class = Formatter
@@ -134,7 +134,7 @@ class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
 
 @contextlib.contextmanager
 def _noticing_closed_output() -> Iterator[None]:
-    """Raise OutputClosed for a broken pipe, also outside standalone mode; click itself would end the process with 1."""
+    """Raise OutputClosed for a broken pipe, also outside standalone mode; click itself would exit with code 1."""
     try:
         yield
     except BrokenPipeError:
@@ -227,7 +227,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _suggest(error: click.UsageError) -> str:
-    """Suggest commands similar to a mistyped one; "" if there is none, or if click (8.2 and later) has named them."""
+    """Suggest commands similar to a mistyped one; "" if there is none, or if click (8.2 and later) names them."""
     group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
     if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
         return ""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from cpumond.host.cgroup.mounts import Hierarchies
 
 ASK_S: Final = 12.0
-"""Seconds for all first requests to one engine, which needs one or two for hundreds of containers. A client waits less
-for one answer, so that its own sentence about the time-out is shown."""
+"""Seconds for all first requests to one engine, which needs one or two seconds for hundreds of containers. A client
+waits less for one answer, so that its own sentence about the time-out is shown."""
 SHOWN: Final = 3
 
 
@@ -85,7 +85,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         ("kubelet", "k3s-server", "k3s-agent", "k0s"), ("kubelet", "containerd", "crio", "conmon"),
     ),
 }  # fmt: skip
-"""Particulars by kind of source."""
+"""Kind of source -> its particulars."""
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip

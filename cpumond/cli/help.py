@@ -16,7 +16,7 @@ NARROW: Final = 60
 
 
 class Formatter(click.HelpFormatter):
-    """Breaks no long words and no lines at hyphens, and fits terminals below 50 columns, unlike click's."""
+    """Breaks no long words and no lines at hyphens, and fits terminals below 50 columns, unlike click's formatter."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns

@@ -148,7 +148,7 @@ def print_json_and_end(content: bytes, kind: Any = None, rows: str | None = None
 def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool = True) -> list[str]:
     """Print values as CSV with a header: dictionaries with dots in names, lists as JSON. Return the header.
 
-    ``names``: the header if there are no rows, or one printed before."""
+    ``names``: the header to print if there are no rows, or the one that was printed before."""
     flat = [dict(_flatten(row)) for row in rows]
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
     header = header or list(names)

@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 
 
 class AgentRefusedError(CpumondError):
-    """The agent answered with an error; the exception has its sentence and exit code."""
+    """The agent answered with an error; the exception contains the answer's sentence and exit code."""
 
     def __init__(self, sentence: str, exit_code: int) -> None:
         super().__init__(sentence)
@@ -94,7 +94,7 @@ class AgentClient:
         return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
-        """Decode an answer. Raises UnavailableError if it is not a ``kind``: the agent has a different version."""
+        """Decode an answer. Raises UnavailableError if it is no ``kind``, since the agent has a different version."""
         try:
             return decode_json(content, kind)
         except ContentError as error:

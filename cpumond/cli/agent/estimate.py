@@ -104,9 +104,8 @@ def estimate_command(
     cgroups with processes), watches their usage, and runs each limit rule over it as shadow mode would. Reports the
     cores requested, used and reclaimable, and how often the limit would have held a workload back.
 
-    A cgroup has an id, not a name. Its request is its quota; without a quota it may use all the CPUs of the host.
-    Bursts shorter than 0.2 s are not seen, and five minutes do not represent a day: the report says how certain it is.
-    """
+    The report shows ids of cgroups. Their request is their quota; without one, all the CPUs of the host. Bursts shorter
+    than 0.2 s are not seen, and five minutes do not represent a day: the report says how certain it is."""
     check_together_given(url, {"--since": since_s, "--step": step_s, "--match": match, "--metrics": metrics,
                                "--token-file": token_file}, {"--duration": duration_s, "--root": root})  # fmt: skip
     if config_path and html_path and os.path.realpath(config_path) == os.path.realpath(html_path):
@@ -173,7 +172,7 @@ def check_together_given(url: str | None, of_prometheus: Mapping[str, object], o
 
 
 def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorSettings]:
-    """The settings of each rule, its defaults overlaid by ``--set key=value``. Raises ConfigError, UsageError."""
+    """Return each rule's settings: its defaults, overridden by ``--set``. Raises ConfigError, UsageError."""
     if "limit_rule" in parse_assignments(assignments):
         raise UsageError("--set limit_rule: the estimate covers every rule; leave it out")
     return dict(zip(RULES, read_settings_of_rules(assignments, RULES, UNUSED_OPTIONS), strict=True))

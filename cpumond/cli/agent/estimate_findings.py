@@ -29,7 +29,7 @@ MIN_NAME: Final = 14
 DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
 """Columns that a narrow terminal leaves out, in this order."""
 MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
-"""Keys of ``--set`` without effect, because an estimate writes no limit and its configuration starts in shadow mode."""
+"""Keys of ``--set`` that have no effect: an estimate writes no limit and its configuration starts in shadow mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class WorkloadRow:
 class Findings:
     """Facts about all workloads over the watched time.
 
-    ``source``: cgroups or prometheus. ``place``: the place of the workloads, with names. ``length_s``: seconds from the
-    first to the last sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples.
-    ``host_cores``: None for several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the
-    options of ``--set``."""
+    ``source``: cgroups or prometheus. ``place``: where the workloads are, by name. ``length_s``: seconds from the first
+    to the last sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples. ``host_cores``:
+    None for several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the options of
+    ``--set``."""
 
     source: str
     place: str
@@ -233,7 +233,7 @@ def format_request(estimate: Estimate, is_limited: bool | None, is_shared: bool 
 
 
 class EstimateSums(msgspec.Struct, frozen=True):
-    """Sum of the ``Estimate`` of several workloads, whose peaks occur at different times."""
+    """Sum of the ``Estimate`` of several workloads, without peaks, which occur at different times."""
 
     watched_s: float
     missing_s: float

@@ -33,7 +33,7 @@ MAX_ANSWER: Final = 500_000
 MAX_KEPT: Final = 30_000_000
 """Maximum points of all answers together, 16 bytes each."""
 PROBE_S: Final = 900.0
-"""Seconds of history in which the scrape interval is determined."""
+"""Seconds of history from which the scrape interval is determined."""
 DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
 """Seconds for which Prometheus repeats the last value of a series (its default)."""
@@ -96,7 +96,7 @@ class _Answer(msgspec.Struct):
 class Prometheus:
     """Client that reads ranges of samples from one Prometheus over HTTP.
 
-    ``url``: its address, with a path if a proxy serves it below one; ``token``: a bearer token, "" for none. Raises
+    ``url``: its address, with a path if a proxy serves it below that; ``token``: a bearer token, "" for none. Raises
     ConfigError for a ``url`` that is no address."""
 
     def __init__(self, url: str, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
@@ -321,7 +321,7 @@ Reader = Callable[[str], list[tuple[dict[str, str], Series]]]
 
 
 def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWorkload]:
-    """Histories from cAdvisor's metrics: containers and other cgroups by their paths, or by pod and container."""
+    """Return histories from cAdvisor's metrics, of cgroups that are named by their paths, or by pod and container."""
     found: dict[tuple[str, str], tuple[Labels, Series]] = {}
     usage = read(f"sum without (cpu) ({USAGE['cadvisor']}{{{match}}})")
     clusters = _find_cluster_labels(labels for labels, _ in usage)
@@ -505,7 +505,7 @@ def _drop_repeated(times: list[float], usage: Series) -> None:
 
 
 def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, longest_s: float) -> Iterator[CpuReading]:
-    """Yield readings every ``check_s`` from ``before`` to ``now``, assuming even usage; only ``now`` after a gap."""
+    """Yield readings every ``check_s`` from ``before`` to ``now``, for even usage; after a gap, only at ``now``."""
     if before is not None:
         length_s = now.at_s - before.at_s
         if length_s <= longest_s and now.total_cpu_s >= before.total_cpu_s:

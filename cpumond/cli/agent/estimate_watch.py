@@ -41,7 +41,7 @@ MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Maximum number of rows for ended workloads; all others share two rows: one of those with a limit, one without."""
 ENDED_CHECKS: Final = 200
-"""The ``most_checks`` of ``UseWatch.conclude`` for an ended workload, which is computed between two samples."""
+"""The ``most_checks`` of ``UseWatch.conclude`` for an ended workload, whose row is computed between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval longer than this many check periods plus RESCAN_S is a gap: the machine or this program was stopped."""
 
@@ -111,7 +111,7 @@ class HostWatch:
     ) -> None:
         self.hierarchies = open_hierarchies(mountinfo_path)
         self.root = relative_path(self.hierarchies, root)
-        # Slurm's jobs are only in the cpuacct hierarchy where this is mounted separately.
+        # Where the cpuacct hierarchy is mounted separately, Slurm's jobs are only there.
         self.roots = list(dict.fromkeys((self.hierarchies.cpu_root, self.hierarchies.cpuacct_root)))
         if not any(os.path.isdir(os.path.join(each, self.root)) for each in self.roots):
             raise UnavailableError(
@@ -220,7 +220,7 @@ class HostWatch:
         return Order(cores, is_shared=cores < self.host_cores)
 
     def _is_alone_in(self, place: str) -> bool:
-        """Whether the cgroup ``place`` holds only one workload; False above ``root``, which is not searched."""
+        """Whether the cgroup ``place`` holds only one workload; False above ``root``, where no search is made."""
         return self._holders[place] == 1 and self._is_below_root(place)
 
     def _is_below_root(self, place: str) -> bool:
@@ -233,7 +233,7 @@ class HostWatch:
         return self.period_s / parts if parts > 1 and len(self._followed) <= MAX_GLANCED else self.period_s
 
     def sample(self, is_check: bool = True) -> None:
-        """Read each workload once, for a check of each rule or (not ``is_check``) between two checks."""
+        """Read each workload once, for a check of each rule or, unless ``is_check``, between two checks."""
         for path, followed in list(self._followed.items()):
             now_s = time.monotonic()
             try:

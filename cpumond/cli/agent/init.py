@@ -172,7 +172,7 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     kinds = {kind for each in seen for kind in each.facts.workloads}
 
     def is_engines(workload: Workload) -> bool:
-        # The lines about the engine show such workloads, even if a workload's cgroup differs from its job's.
+        # The lines about the engine show these workloads, even if the cgroups of workload and job differ.
         return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
     found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]
@@ -256,7 +256,7 @@ def write_file(file: Planned) -> None:
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """The answer at an engine's socket; ``problem``: why there was none, else ""."""
+    """The answer at an engine's socket; ``problem``: why there was none; "" if it answered."""
 
     title: str
     problem: str

@@ -97,7 +97,7 @@ def _checksum(body: str) -> str:
 
 
 def read_own_sources(path: str) -> list[Source]:
-    """The sources of an earlier generated file; none if there is none. Raises ConfigError."""
+    """The sources of an earlier generated file; none if there is no such file. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -130,7 +130,7 @@ def make_source(kind: str, socket: str = "") -> dict[str, Any]:
 
 
 def render_sources(sources: Iterable[Source]) -> str:
-    """The part of the configuration that names engines, in shadow mode; "" without any."""
+    """The part of the configuration that names engines, in shadow mode; "" without engines."""
     lines = []
     for source in sources:
         lines += ["", "[[source]]", f"kind = {to_toml(source.kind)}"]

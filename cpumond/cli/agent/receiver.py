@@ -61,7 +61,7 @@ class Received:
         return ""
 
     def limits(self) -> dict[str, object]:
-        """The answer to ``GET /v1/limits``: number of nodes, jobs by (node_id, job_id) in cores, sums."""
+        """The answer to ``GET /v1/limits``: number of nodes; jobs, sorted by (node_id, job_id); sums in cores."""
         jobs = [
             {
                 "node_id": heartbeat.node_id,

@@ -49,7 +49,7 @@ COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
     "kept": lambda result: f"{result.kept_work_ratio:.3f}",
     "lost": lambda result: f"{result.lost_work_ratio:.2%}",
 }
-"""Headings -> text of a result."""
+"""Heading -> text of this value of a result."""
 
 
 def find_known(name: str, known: Collection[K], what: str) -> K:

@@ -24,7 +24,7 @@ def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
 def read_settings_of_rules(
     assignments: tuple[str, ...], rules: Iterable[LimitRule], unused: Mapping[str, str]
 ) -> list[MonitorSettings]:
-    """Return the settings of ``--set`` for each of ``rules``; if this is empty, for the rule of ``--set``.
+    """Return the settings of ``--set`` for each of ``rules``; if ``rules`` is empty, for the rule of ``--set``.
 
     Warns of options in ``unused`` (option -> where it has no effect), and options without effect under all settings."""
     layer = parse_assignments(assignments)

@@ -123,7 +123,7 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
     """Record a trace of a live cgroup for `cpumond replay`.
 
     Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio if the kernel reports
-    pressure (PSI). It has the input of both limit rules; it cannot show how much a throttled job would have used."""
+    pressure (PSI). A trace has the input of both limit rules, but not how much a throttled job would have used."""
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
     with contextlib.closing(_open(open_hierarchies(), path)) as cgroup:

@@ -101,7 +101,7 @@ def is_left(entry: str, name: str) -> bool:
 
 
 def is_left_idle(entry: str, name: str) -> bool:
-    """Whether ``entry`` is the idle class (``name_idle_parent``) of a node below ``name`` plus a dead process's id."""
+    """Whether ``entry`` is the idle class (``name_idle_parent``) of a node of a dead process, below ``name``PID."""
     found = re.fullmatch(rf"{IDLE_NAME}-(?:.+-)?({re.escape(name)}[0-9]+)-.+", entry)
     return found is not None and is_left(found[1], name)
 

@@ -99,7 +99,7 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
 
 
 def check_roots(roots: list[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
-    """Check that the cgroups below which limits may be written exist; ``kinds``: of all sources."""
+    """Check that the cgroups below which limits may be written exist; ``kinds``: those of all sources."""
     engines = [kind for kind in ENGINE_KINDS if kind in kinds]
     if not roots and engines:
         text = f"empty: jobs of {' and '.join(engines)} are managed wherever their engine has them"

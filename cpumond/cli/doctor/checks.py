@@ -137,7 +137,7 @@ def check_systemd(booted: bool, version: str) -> Finding:
 
 
 def check_clock(directory: str) -> list[Finding]:
-    """Check the kernel's clock source, which every check reads for each job."""
+    """Check the kernel's clock source, which the agent reads for each job at each of its checks."""
     current = read_line(os.path.join(directory, "current_clocksource"))
     if current is None:
         return [Finding("clock", "ok", "the clock source is not visible here")]

@@ -53,8 +53,8 @@ class AgentSeen(msgspec.Struct, frozen=True):
 class BusSeen(msgspec.Struct, frozen=True):
     """The facts that decide whether the agent may set properties of units.
 
-    ``account``: the agent's user; ``rules``: files with polkit rules about units that name it; ``hidden_rules``: files
-    and directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules."""
+    ``account``: the agent's user; ``rules``: files whose polkit rules about units name it; ``hidden_rules``: files and
+    directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules."""
 
     account: str
     is_root: bool
@@ -220,7 +220,7 @@ def find_polkit_problem() -> str:
 
 
 def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files with polkit rules about units that name ``account``, and those of ``places`` that may not be read."""
+    """Files whose polkit rules about units name ``account``, and those of ``places`` that may not be read."""
     found: list[str] = []
     hidden: list[str] = []
     for place in places:

@@ -212,7 +212,7 @@ def check_job_pressure(
         except CgroupReadError as error:
             reasons[path] = str(error)
     if reasons and wanting:
-        # With a weight PSI is the only sign that a job lacks CPU: the advice for that comes first.
+        # With a weight, PSI is the only sign that a job lacks CPU, so the advice for weights comes first.
         advice = advise_without_pressure(max(wanting, key=lambda each: each.actuator == "weight"))
         text = f"missing for {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
         return [Finding("pressure of jobs", "warn", text, advice)]

@@ -200,7 +200,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
         ) from None
     except ValueError:  # the only error left: Python converts 4300 digits at most
         raise FairShareInputError(
-            "contains a number of thousands of digits; expected a pool tree and a script"
+            "contains a number with thousands of digits; expected a pool tree and a script"
         ) from None
     if not value:
         raise FairShareInputError("is empty; see 'cpumond fair-share simulate --help' for its contents")

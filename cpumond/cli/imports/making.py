@@ -89,7 +89,7 @@ class Making:
     above: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a queue's pool, named as the last part of ``path``, with as many parts before it as make it unique."""
+        """Add a queue's pool, named by the last part of ``path``, and by parts before it until it is unique."""
         if not path[-1]:
             raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]
@@ -254,7 +254,7 @@ def read_total(text: str) -> dict[str, float]:
 
 
 def clean(name: str) -> str:
-    """Return a name with only characters that names of pools may have; a colon separates it from the names above."""
+    """Return a name with only characters that names of pools may have, without colons: these stand between names."""
     return re.sub(r"^[.@]|[^-_a-z0-9A-Z.@]", "-", name)
 
 

@@ -1,7 +1,7 @@
 """``cpumond kubernetes publish``: offer the CPU that agents reclaimed as an extended resource of their nodes.
 
-One instance runs in a cluster. It sends requests to each agent in the agent's pod, and is the safeguard as well: a node
-whose agent does not answer, or is not ready, offers nothing. No agent may change anything in the API server."""
+One instance runs in a cluster. It sends a request to each agent, in the agent's pod. If the agent does not answer, or
+is not ready, its node offers nothing. No agent may change anything in the API server."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MAX_BYTES: Final = 64 << 20
 PAGE: Final = 200
 AT_ONCE: Final = 16
 HELD_ROUNDS: Final = 2
-"""Rounds for which a figure falls only as far as CPU is really used. A starting pod counts with its whole limit until
-it is measured, and a restarting kubelet ends pods that asked for more than the new figure."""
+"""Rounds for which a figure falls only to the CPU that is really unused. A starting pod counts with its whole limit
+until it is measured, and a restarting kubelet ends pods that asked for more than the new figure."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, i
 
 
 def is_same(quantity: str | None, offer: int) -> bool:
-    """Whether a quantity in the API server's notation ("2k") equals that number."""
+    """Whether a quantity in the API server's notation ("2k") equals ``offer``."""
     try:
         return quantity is not None and parse_cores(quantity) == offer
     except ValueError:

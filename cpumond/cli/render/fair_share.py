@@ -54,7 +54,7 @@ class _Pool:
 def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_resource: str) -> str:
     """Return the page for the rows of a simulation up to ``until_s`` seconds.
 
-    ``title`` is the heading; ``main_resource``, of RESOURCES, that of the amounts in the rows. Names are escaped."""
+    ``title`` is the heading; ``main_resource``: one of RESOURCES, that of the rows' amounts. Names are escaped."""
     end_s = until_s or 1.0  # a simulation of one moment is drawn as one second
     pools: dict[str, _Pool] = {}
     last: dict[str, SimulationRow] = {}

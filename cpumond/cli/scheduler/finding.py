@@ -132,7 +132,7 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
     if found.total == 1:
         return found.matches[0].id
     if not found.total and (kind == "node" or typed.count("-") == 3):
-        return typed  # the scheduler knows whether it may not be read, or which node is meant
+        return typed  # in its answer the scheduler says why it is not found, or which node is meant
     if not found.total and operation and typed == NEWEST:
         text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
         raise NotYetError(text)

@@ -251,7 +251,7 @@ class Follower:
 
 
 def _read_place(headers: Mapping[str, str], size: int) -> tuple[int, int]:
-    """Bytes written before an answer, and in total."""
+    """Return how many bytes of a log precede an answer, and how many there are."""
     total = headers.get(TOTAL_BYTES, "")
     known = int(total) if total.isdecimal() else size
     first = headers.get(FIRST_BYTE, "")
@@ -284,6 +284,6 @@ def write_output(content: bytes) -> None:
 
 
 def make_visible(content: bytes) -> str:
-    """Bytes as text without control of the terminal: all but newlines, tabs and printable characters is escaped."""
+    """Bytes as text that cannot control the terminal: all but newlines, tabs and printable characters is escaped."""
     text = content.decode("utf-8", "backslashreplace")
     return "".join(sign if sign in "\n\t" else escape(sign) for sign in text)

@@ -239,7 +239,7 @@ class SchedulerClient:
         return httpx2.Client(transport=transport, timeout=timeout, trust_env=False, base_url=base, headers=headers)
 
     def stream(self, path: str, body: object) -> Iterator[bytes]:
-        """Yield the lines that answer a POST that changes nothing, as they arrive. Raises the errors of ``request``."""
+        """Send a POST that changes nothing, and yield its answer's lines as they arrive. Raises as ``request`` does."""
         import httpx2
 
         self.request("GET", "/me")  # finds the leader
@@ -424,7 +424,7 @@ def read_token(token: str | None, token_file: str | None) -> str:
                 token = file.read(MAX_TOKEN_CHARS + 1).strip()
         except PermissionError:
             raise AccessError(
-                f"{where}: the token cannot be read: permission denied; name another one with --token-file"
+                f"{where}: the token cannot be read: permission denied; name another file with --token-file"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: the token cannot be read: {describe(error)}") from None

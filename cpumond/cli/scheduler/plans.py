@@ -49,7 +49,7 @@ def format_value(value: object) -> str:
 def confirm(
     client: SchedulerClient, command: dict[str, Any], question: str, unasked: str, declined: str = NOTHING
 ) -> None:
-    """Show what a command would do and ask for a yes. Raises UsageError with ``unasked`` without a terminal,
+    """Show what a command would do and ask for a yes. Raises UsageError (sentence: ``unasked``) without a terminal,
     PlanRefusedError, and click.Abort for a no."""
     plan = client.decode(client.request("POST", "/plan", command), ChangePlan)
     if not plan.accepted:
@@ -103,7 +103,7 @@ def print_signed(plan: ChangePlan) -> None:
 
 
 def _describe_change(change: ConfigChange) -> tuple[str, str]:
-    """The sign, and the sentence."""
+    """Return the sign and the sentence of a change."""
     where = f"pool {escape(change.pool)}" if change.pool else f"tree {escape(change.tree)}"
     if not change.attribute:
         return ("+", f"{where}: made") if change.old is None else ("-", f"{where}: removed")

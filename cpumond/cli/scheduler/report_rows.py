@@ -86,7 +86,7 @@ RATIOS: Final = (
 BASE_OF_RATIO: Final = {"used": "ordered", "reclaimed": "ordered", "late": "throttled"}
 PEAK: Final = Measure("peak_limit_cores", "peak limit", "peak_limit_cores", "cores, the most that limits allowed")
 LIMIT: Final = Measure("limit", "limit", "limit_core_hours", "core-hours that limits allowed")
-"""In CSV only: tables for people have ``reclaimed``."""
+"""This measure is only in CSV: tables for people have ``reclaimed``."""
 
 MEASURES: Final = (
     AMOUNTS[0], AMOUNTS[1], RATIOS[0], AMOUNTS[2], RATIOS[1], AMOUNTS[3], AMOUNTS[4], RATIOS[2], AMOUNTS[5], PEAK,

@@ -153,7 +153,7 @@ NAMES: Final = (
 
 
 def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the specification from these options by name. Raises UsageError, ConfigError, AccessError."""
+    """Make the specification from options (name -> value). Raises UsageError, ConfigError, AccessError."""
 
     def milliseconds(name: str) -> float | None:
         return None if values[name] is None else values[name] * 1e3

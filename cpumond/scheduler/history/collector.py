@@ -110,7 +110,7 @@ class Collector:
         self._extras = Extras()
         self._totals: dict[Key, Amounts] = {}
         self._users: dict[tuple[str, str], list[float]] = {}
-        """Tree and user -> core-seconds in the order of CPU_COUNTERS and cores of limits, for the present tick."""
+        """(tree, user) -> core-seconds in the order of CPU_COUNTERS, then the cores of limits, of the present tick."""
         self._names: tuple[list[Series], ...] = ([],) * len(KINDS)
 
     def collect(self, state: State, now: float) -> Tick | None:

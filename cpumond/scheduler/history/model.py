@@ -62,8 +62,8 @@ POINTS_S: Final = DAY_S
 class HistoryView(msgspec.Struct, frozen=True):
     """The points of one series, oldest first. ``period_s``: seconds between two points.
 
-    Points of pools older than a day are means of a UTC day over the known part of it. They have rates and limits only,
-    and their ``period_s`` is a day.
+    A pool's points that are older than a day are means of a UTC day, over its known part. They have rates and limits
+    only, and their ``period_s`` is a day.
 
     ``times``: the end of each point's interval; ``intervals``: its length in seconds. If ``times[i] - intervals[i]`` is
     after ``times[i - 1]``, the time between is unknown. ``columns``: as in COLUMNS, null for "not known"."""

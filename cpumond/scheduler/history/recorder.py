@@ -93,7 +93,7 @@ class HistoryRecorder:
         if self._is_closed:
             return
         if self._waiting >= MAX_WAITING_TICKS:
-            # This is checked before anything is collected, so the growth since the last tick is left for the next.
+            # Checked before anything is collected, so that the growth since the last tick is left for the next one.
             self._note_failure("history_does_not_answer")
             return
         try:

@@ -285,7 +285,7 @@ def _check_listen(config: SchedulerConfig) -> None:
     if not (config.api.tokens_file or config.api.socket) and not is_loopback(host):
         raise ConfigError(
             f"{config.where}: api.listen: {config.api.listen!r} can be reached from other machines, and without "
-            "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
+            "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file with "
             'lines "user:sha256-hex", or api.socket, where root makes tokens with `cpumond token create`, or listen '
             "on 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""What accepts requests besides the TCP address: the unix socket; and the certificate for TLS."""
+"""The unix socket, which accepts requests besides the TCP address, and the certificate for TLS."""
 
 from __future__ import annotations
 

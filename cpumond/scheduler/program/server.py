@@ -76,7 +76,7 @@ class BoundedTls(sslproto.SSLProtocol):
             self._handshakes.enter(self)
 
     def _do_handshake(self) -> None:
-        # OpenSSL needs memory as soon as its handshake begins.
+        # OpenSSL needs memory once its handshake begins, so it does not begin before the client does.
         if self._handshakes is None or self._has_begun:
             own: Any = super()
             own._do_handshake()

@@ -1,4 +1,4 @@
-"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter in a thread of the exporter (`[traces]`)."""
+"""Sending of operations' traces over OTLP/HTTP, by OpenTelemetry's exporter, in its own thread (`[traces]`)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, 
         alone = _import_postgresql().AloneStore(place, above)
         return alone, int(alone.term)
     if not (is_new or os.path.lexists(place)):
-        raise UnavailableError(f"{place}: there is no database; give its path, state_dir/scheduler.db")
+        raise UnavailableError(f"{place}: there is no database; give the path of one, state_dir/scheduler.db")
     store = open_sqlite_store(place)
     return store, read_term(store)
 

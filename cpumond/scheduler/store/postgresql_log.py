@@ -42,7 +42,7 @@ SELECT (SELECT count(*) FROM gone) FROM fence
 """
 PLACES: Final = "SELECT number, position, at, subjects FROM cpumond_log"
 LAST: Final = "SELECT number, position, length(subjects), length(value) FROM cpumond_log ORDER BY number DESC LIMIT 1"
-# OFFSET 0: do not scan from the lowest numbers, since the first recent entry may be far from there.
+# OFFSET 0 prevents a scan from the lowest numbers: the first recent entry may be far from them.
 LOWEST: Final = "SELECT min(number) FROM (SELECT number FROM cpumond_log WHERE at >= %b OFFSET 0) AS recent"
 FIRST: Final = "SELECT min(number) FROM cpumond_log_subjects WHERE subject = %b"
 LIST_ALL: Final = "SELECT number FROM cpumond_log WHERE number < %b AND number >= %b ORDER BY number DESC LIMIT %b"

@@ -84,7 +84,7 @@ class SqliteLogReader:
             self.connection.rollback()
 
     def find_lowest(self, since: float) -> int | None:
-        # The plus: do not scan from the lowest numbers, since the first recent entry may be far from there.
+        # The plus prevents a scan from the lowest numbers: the first recent entry may be far from them.
         return self._get("SELECT min(+number) FROM log WHERE at >= ?", since)
 
     def find_first(self, subject: str) -> int | None:

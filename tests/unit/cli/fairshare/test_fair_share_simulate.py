@@ -261,7 +261,7 @@ def test_an_endless_file_is_78(monkeypatch, capsys):
         (b"x = ", "not valid TOML, and not JSON, which begins with {: line 1: `x =`: x has no value: write one"),
         (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
         (b"x = " + b"[" * 5000, "is nested too deeply; "),
-        (b"x = " + b"1" * 5000, "contains a number of thousands of digits; "),
+        (b"x = " + b"1" * 5000, "contains a number with thousands of digits; "),
         (b"scripts = 1", 'unknown key "scripts"; did you mean "script"?'),
         (b"zzz = 1", 'unknown key "zzz"; known are total_resources, options, root, pools, operations, script'),
         (b"pools = 1", "pools: expected a list, got 1"),
