@@ -2,14 +2,14 @@
 // the most usual first, and the text. A label that is one of the names has the text as its tip.
 export const GLOSSARY = [
   ["Adopted, adopt", "A job or a limit that cpumond finds rather than creates, and manages from then on: a job of an earlier run, a limit that an administrator set."],
-  ["Aggressive starvation, aggressively starving", "Starvation that has lasted even longer, in a pool that allows it: jobs that are otherwise protected may be preempted for it."],
+  ["Aggressive starvation, aggressively starving", "Starvation that has lasted longer than a second time-out, in a pool that allows this: jobs that are otherwise protected may be preempted for it."],
   ["Allocated, allotted", "The resources that the running jobs of a pool or an operation hold: for CPU the sum of their current limits, for everything else the sum of their requests. Fair share is compared with this, not with usage."],
   ["Backfill, backfilled", "A job that runs on reserved CPU or memory until the gang that they are reserved for can start."],
   ["Class, on reclaimed CPU", "The kind of CPU that a job runs on: ordinary, or reclaimed. A job is on reclaimed CPU if, at its start, its request and those of the ordinary jobs exceeded the capacity of its node. Such a job yields to all ordinary jobs of the node, and is preempted first when these need their CPU back."],
   ["Cordoned, cordon", "A cordoned node gets no new jobs. Its running jobs continue."],
   ["Demand", "The resources that running operations want: those allocated to them, and the requests of their jobs that have yet to start. A pool's demand is the sum of the demands below it. Operations that are not admitted yet are not included: see waiting."],
   ["Drained, drain", "A drained node gets no new jobs, and its running jobs are stopped and started elsewhere."],
-  ["Fair share", "The share of the tree that a pool or an operation is entitled to now. It is computed from guarantees, weights and demand at each update. A percentage is the fraction of the tree's amount of one resource: the one of which this fraction is largest."],
+  ["Fair share", "The share of the tree that a pool or an operation is entitled to now. It is computed from guarantees, weights and demand at each update. A percentage refers to the tree's amount of one resource, the one with the largest share."],
   ["Gang, gangs", "An operation whose jobs start all together or not at all."],
   ["Guarantee, strong guarantee", "The resources that a pool gets whenever its operations demand them, before the rest is divided by weight. Guarantees that exceed the cluster are all scaled down."],
   ["Held back, held back by", "For a pool: CPU that is idle although its operations wait for it, because of limits, memory, tags or quotas. For a job: the time for which its CPU limit throttled it."],
@@ -31,11 +31,11 @@ export const GLOSSARY = [
   ["Shadow, shadow mode", "The agent measures and computes limits but writes none, so that its effect can be seen without risk."],
   ["Smoothed, smoothed use", "CPU usage without short spikes. Limits follow it."],
   ["Starving, starvation", "The resources allocated to a pool or an operation have been below its fair share, by more than the tolerance, for longer than its time-out. Jobs of others may be preempted for it."],
-  ["Throttled, throttled periods", "Stopped by the kernel because the quota was used up: as a fraction of periods, or as a time summed over CPUs. Jobs are throttled at their full request, too; the part that cpumond causes is called late."],
+  ["Throttled, throttled periods", "Stopped by the kernel because the quota was used up. It is shown as a fraction of periods, or as a time summed over CPUs. Jobs are throttled at their full request, too; the part that cpumond causes is called late."],
   ["Tree", "A part of the cluster with its own nodes and its own hierarchy of pools. Shares are divided within it."],
   ["Used, usage", "The CPU that jobs really use, as measured. The rest of the CPU that is allocated to these jobs is kept for them."],
   ["Volume, accumulated volume", "The savings of a pool with an integral guarantee, as a fraction of the most that it can save. They grow while less than the pool's flow is allocated to it, and shrink while more than its flow is allocated."],
   ["Votes, sum of the votes", "The results of the last checks: each is for a lower (-1), the same (0) or a higher (+1) limit. The limit moves when enough of them agree."],
   ["Waiting", "The demand that pending operations will have once they are admitted. They are not admitted yet because of a limit on how many may run at a time."],
-  ["Weight", "The size of the share that a pool or an operation gets, relative to its siblings, of the resources that no guarantee covers: with weights 2 and 1 one gets twice as much as the other."]
+  ["Weight", "How much a pool or an operation gets, relative to its siblings, of the resources that no guarantee covers: with weights 2 and 1 the first gets twice as much as the second."]
 ];
