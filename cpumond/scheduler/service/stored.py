@@ -46,7 +46,7 @@ FIRST_TREE: Final = MappingProxyType(
 )
 """Options of the tree of a new store; existing trees keep theirs. The tree is closed until an administrator grants
 rights (12.4). Tasks that set no memory get YTsaurus' default (2.4), of which jobs reserve what earlier ones used (8.1).
-Counts allow sub-pools (2.4); guarantees are enforced (6.10); what gangs cannot use is shared (4)."""
+Counts allow sub-pools (2.4); guarantees are enforced (6.10); what gangs cannot use is shared (semantics.md 4)."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """Kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
