@@ -110,20 +110,14 @@ HOME = {
     "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},
     "yt": set(),  # its client is what tests run against us
     "starlette": {
-        "cpumond.agent.api",
-        "cpumond.cli.agent.receiver",
-        "cpumond.api",
-        "cpumond.scheduler.program.main",
+        "cpumond.agent.api", "cpumond.cli.agent.receiver", "cpumond.api", "cpumond.scheduler.program.main",
         "cpumond.web",
     },
     "uvicorn": {
-        "cpumond.agent.api",
-        "cpumond.cli.agent.receiver",
-        "cpumond.scheduler.program.server",
-        "cpumond.host.connections",
-        "cpumond.scheduler.program.connection",
+        "cpumond.agent.api", "cpumond.cli.agent.receiver", "cpumond.scheduler.program.server",
+        "cpumond.host.connections", "cpumond.scheduler.program.connection",
     },
-}
+}  # fmt: skip
 """Library -> the only places that may import it."""
 
 

@@ -153,35 +153,18 @@ def test_tmpfiles_are_understood(tmp_path: Path) -> None:
 
 
 AGENT_SAYS = {
-    "Type": "notify",
-    "NotifyAccess": "main",
-    "ExecStart": f"{PROGRAM} agent --config {DEFAULT_CONFIG_PATH}",
-    "Restart": "on-failure",
-    "User": "cpumond",
-    "Group": "cpumond",
-    "AmbientCapabilities": "CAP_DAC_OVERRIDE",
-    "CapabilityBoundingSet": "CAP_DAC_OVERRIDE",
-    "NoNewPrivileges": "yes",
-    "ProtectSystem": "strict",
-    "OOMScoreAdjust": "-900",
-    "ConfigurationDirectory": "cpumond",
-    "RuntimeDirectoryPreserve": "yes",
+    "Type": "notify", "NotifyAccess": "main", "ExecStart": f"{PROGRAM} agent --config {DEFAULT_CONFIG_PATH}",
+    "Restart": "on-failure", "User": "cpumond", "Group": "cpumond", "AmbientCapabilities": "CAP_DAC_OVERRIDE",
+    "CapabilityBoundingSet": "CAP_DAC_OVERRIDE", "NoNewPrivileges": "yes", "ProtectSystem": "strict",
+    "OOMScoreAdjust": "-900", "ConfigurationDirectory": "cpumond", "RuntimeDirectoryPreserve": "yes",
     "WantedBy": "multi-user.target",
-}
+}  # fmt: skip
 SCHEDULER_SAYS = {
-    "Type": "notify",
-    "NotifyAccess": "main",
-    "ExecStart": f"{PROGRAM} scheduler --config {DEFAULT_SCHEDULER_CONFIG_PATH}",
-    "Restart": "on-failure",
-    "DynamicUser": "yes",
-    "CapabilityBoundingSet": "",
-    "NoNewPrivileges": "yes",
-    "ProtectSystem": "strict",
-    "PrivateUsers": "yes",
-    "MemoryMax": "2G",
-    "OOMPolicy": "continue",
-    "WantedBy": "multi-user.target",
-}
+    "Type": "notify", "NotifyAccess": "main",
+    "ExecStart": f"{PROGRAM} scheduler --config {DEFAULT_SCHEDULER_CONFIG_PATH}", "Restart": "on-failure",
+    "DynamicUser": "yes", "CapabilityBoundingSet": "", "NoNewPrivileges": "yes", "ProtectSystem": "strict",
+    "PrivateUsers": "yes", "MemoryMax": "2G", "OOMPolicy": "continue", "WantedBy": "multi-user.target",
+}  # fmt: skip
 """No rights at all, and started again however it ended."""
 
 

@@ -133,17 +133,13 @@ def test_a_busy_address_leaves_nothing_behind(tmp_path: Path, metrics: bool, web
         if metrics and web:
             other.close()
         where = r"\[web\]" if web else r"\[metrics\]"
-        with pytest.raises(
-            CreateError, match=rf"cannot listen on {listen}: Address already in use; set {where} listen"
-        ):
+        with pytest.raises(CreateError, match=f"cannot listen on {listen}: Address already in use; set {where} listen"):
             open_sockets(config)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
-def test_the_page_has_a_socket_of_its_own_and_says_its_address(
-    tmp_path: Path, listen: str, opened: Callable[..., list[socket.socket]]
-):
+def test_the_page_has_a_socket_and_says_where(tmp_path: Path, listen: str, opened: Callable[..., list[socket.socket]]):
     bound = open_sockets(make_config(tmp_path, "127.0.0.1:0", web=listen))
     opened(bound.control, *bound.metrics, *bound.web)
     host, port = parse_listen(format_address(bound.web), "x")

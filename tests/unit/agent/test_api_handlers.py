@@ -346,9 +346,7 @@ def test_a_server_that_fails_says_so_and_tries_again(
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"])
-def test_a_silent_connection_is_ended(
-    sent: bytes, node: FakeNode, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-):
+def test_silent_connections_end(sent: bytes, node: FakeNode, listener: socket.socket, monkeypatch: pytest.MonkeyPatch):
     """Nothing sent, half a request, or nothing after the first answer: the connection does not stay for ever."""
     monkeypatch.setattr(api, "EXCHANGE_S", 0.2)
     server = serve(node.agent, [listener])

@@ -89,9 +89,7 @@ def hierarchies(root: str) -> Any:
     return SimpleNamespace(cpu_root=root, cpu_version=1)
 
 
-def test_an_engine_that_is_asked_in_another_way_is_begun_anew_and_no_other(
-    asked: Engines, made: list[EngineContext]
-) -> None:
+def test_an_engine_asked_in_another_way_is_begun_anew_and_no_other(asked: Engines, made: list[EngineContext]) -> None:
     near, far = Source(kind="kubernetes"), Source(kind="kubernetes", socket="https://far:10250")
     asked.follow([near, far])
     asked.wait(WAIT_S)

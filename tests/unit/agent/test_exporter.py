@@ -147,27 +147,19 @@ PEAK = make_job(
 
 
 JOB_VALUES = {
-    "cpumond_job_cpu_limit_cores": 4.0,
-    "cpumond_job_current_cpu_limit_cores": 1.5,
-    "cpumond_job_monitor_cpu_limit_cores": 1.5,
-    "cpumond_job_cpu_usage_cores": 0.5,
-    "cpumond_job_smoothed_cpu_usage_cores": 0.75,
-    "cpumond_job_throttled_ratio": 0.1,
-    "cpumond_job_cpu_seconds_total": 120.5,
-    "cpumond_job_throttled_seconds_total": 2.25,
-    "cpumond_job_late_cpu_seconds_total": 1.75,
-    "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
+    "cpumond_job_cpu_limit_cores": 4.0, "cpumond_job_current_cpu_limit_cores": 1.5,
+    "cpumond_job_monitor_cpu_limit_cores": 1.5, "cpumond_job_cpu_usage_cores": 0.5,
+    "cpumond_job_smoothed_cpu_usage_cores": 0.75, "cpumond_job_throttled_ratio": 0.1,
+    "cpumond_job_cpu_seconds_total": 120.5, "cpumond_job_throttled_seconds_total": 2.25,
+    "cpumond_job_late_cpu_seconds_total": 1.75, "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
     "cpumond_job_aggregated_max_cpu_seconds_total": 13.0,
     "cpumond_job_aggregated_preemptible_cpu_seconds_total": 12.0,
-}
+}  # fmt: skip
 PEAK_VALUES = {
-    "cpumond_job_peak_cores": 1.25,
-    "cpumond_job_peak_half_life_seconds": 40.0,
-    "cpumond_job_throttle_budget_ratio": 0.004,
-    "cpumond_job_held_back_total": 9.0,
-    "cpumond_job_held_back_seconds_total": 1.9,
-    "cpumond_job_watched_seconds_total": 600.0,
-}
+    "cpumond_job_peak_cores": 1.25, "cpumond_job_peak_half_life_seconds": 40.0,
+    "cpumond_job_throttle_budget_ratio": 0.004, "cpumond_job_held_back_total": 9.0,
+    "cpumond_job_held_back_seconds_total": 1.9, "cpumond_job_watched_seconds_total": 600.0,
+}  # fmt: skip
 
 
 def test_a_job_has_its_values_and_more_under_rule_peak():
@@ -197,48 +189,25 @@ def make_assigned_snapshot() -> TickSnapshot:
 
 
 AGENT_VALUES: dict[str, float] = {
-    "cpumond_ticks_total": 5,
-    "cpumond_last_tick_timestamp_seconds": 1.7e9,
-    "cpumond_late_ticks_total": 11,
-    "cpumond_rebaselines_total": 12,
-    "cpumond_fast_restores_total": 13,
-    "cpumond_fast_restores_failed_total": 19,
-    "cpumond_service_ends_total result=success": 30,
-    "cpumond_service_ends_total result=watchdog": 31,
-    "cpumond_node_capacity_cores": 16.0,
-    "cpumond_node_throttled_cpu_seconds_total": 2.5,
-    "cpumond_node_late_cpu_seconds_total": 1.25,
-    "cpumond_write_errors_total": 14,
-    "cpumond_cgroup_writes_total": 15,
-    "cpumond_errors_total": 16,
-    "cpumond_jobs_gone_total": 17,
-    "cpumond_shed_checks_total": 18,
-    "cpumond_lost_files_total": 20,
-    "cpumond_decisions_total kind=grow": 1,
-    "cpumond_decisions_total kind=restore": 3,
-    "cpumond_foreign_writes_total kind=raise": 7,
-    "cpumond_foreign_writes_total kind=lower": 8,
-    "cpumond_reports_sent_total": 21,
-    "cpumond_reports_failed_total": 22,
-    "cpumond_reports_superseded_total": 23,
-    "cpumond_problems": 2,
-    "cpumond_writes_paused": 1,
-    "cpumond_empty_rescans": 4,
-    "cpumond_check_stride": 8,
-}
+    "cpumond_ticks_total": 5, "cpumond_last_tick_timestamp_seconds": 1.7e9, "cpumond_late_ticks_total": 11,
+    "cpumond_rebaselines_total": 12, "cpumond_fast_restores_total": 13, "cpumond_fast_restores_failed_total": 19,
+    "cpumond_service_ends_total result=success": 30, "cpumond_service_ends_total result=watchdog": 31,
+    "cpumond_node_capacity_cores": 16.0, "cpumond_node_throttled_cpu_seconds_total": 2.5,
+    "cpumond_node_late_cpu_seconds_total": 1.25, "cpumond_write_errors_total": 14, "cpumond_cgroup_writes_total": 15,
+    "cpumond_errors_total": 16, "cpumond_jobs_gone_total": 17, "cpumond_shed_checks_total": 18,
+    "cpumond_lost_files_total": 20, "cpumond_decisions_total kind=grow": 1,
+    "cpumond_decisions_total kind=restore": 3, "cpumond_foreign_writes_total kind=raise": 7,
+    "cpumond_foreign_writes_total kind=lower": 8, "cpumond_reports_sent_total": 21,
+    "cpumond_reports_failed_total": 22, "cpumond_reports_superseded_total": 23, "cpumond_problems": 2,
+    "cpumond_writes_paused": 1, "cpumond_empty_rescans": 4, "cpumond_check_stride": 8,
+}  # fmt: skip
 SCHEDULER_VALUES: dict[str, float] = {
-    "cpumond_scheduler_registered": 1,
-    "cpumond_scheduler_heartbeats_total": 41,
-    "cpumond_scheduler_heartbeats_failed_total": 42,
-    "cpumond_scheduler_address url=http://head:9757": 1,
-    "cpumond_scheduler_term": 7,
-    "cpumond_scheduler_terms_refused_total": 44,
-    "cpumond_assigned_jobs state=running": 6,
-    "cpumond_assigned_jobs_ended_total state=lost": 4,
-    "cpumond_overdraft_aborts_total": 5,
-    "cpumond_job_start_seconds_count": 1,
-    "cpumond_executor_broken": 0,
-}
+    "cpumond_scheduler_registered": 1, "cpumond_scheduler_heartbeats_total": 41,
+    "cpumond_scheduler_heartbeats_failed_total": 42, "cpumond_scheduler_address url=http://head:9757": 1,
+    "cpumond_scheduler_term": 7, "cpumond_scheduler_terms_refused_total": 44,
+    "cpumond_assigned_jobs state=running": 6, "cpumond_assigned_jobs_ended_total state=lost": 4,
+    "cpumond_overdraft_aborts_total": 5, "cpumond_job_start_seconds_count": 1, "cpumond_executor_broken": 0,
+}  # fmt: skip
 
 
 def test_what_the_agent_counts_and_a_node_of_a_scheduler_besides():
@@ -344,12 +313,9 @@ def test_a_value_that_is_not_known_is_left_out():
     text = encode(make_snapshot(make_job(state=state, decision=None)))
     present = {name for name, labels in read_samples(text) if ("job_id", "job") in labels}
     assert {**exporter.JOB_GAUGES, **exporter.JOB_COUNTERS}.keys() - present == {
-        "cpumond_job_cpu_usage_cores",
-        "cpumond_job_smoothed_cpu_usage_cores",
-        "cpumond_job_throttled_ratio",
-        "cpumond_job_cpu_seconds_total",
-        "cpumond_job_throttled_seconds_total",
-    }
+        "cpumond_job_cpu_usage_cores", "cpumond_job_smoothed_cpu_usage_cores", "cpumond_job_throttled_ratio",
+        "cpumond_job_cpu_seconds_total", "cpumond_job_throttled_seconds_total",
+    }  # fmt: skip
 
 
 # ---- what bounds the number of series

@@ -37,8 +37,7 @@ def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: 
         node.tick(usage)
     told = samples(node)
     end = node.clock.wall_s()
-    assert told["period_s"] == 2.0
-    assert told["at"] == pytest.approx([end - 2, end], abs=0.001)
+    assert (told["period_s"], told["at"]) == (2.0, pytest.approx([end - 2, end], abs=0.001))
     assert told["usage"] == pytest.approx([0.7, 0.3])
     assert told["smoothed"] == pytest.approx([0.4, 0.4])  # smoothing_factor = 1: the last usage
     assert (told["limit"], told["floor"]) == ([2.0, 0.5], [0.5, 0.5])

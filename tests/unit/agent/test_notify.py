@@ -93,9 +93,7 @@ def test_a_long_end_says_at_most_once_a_second_that_it_goes_on(manager: Manager,
 @pytest.mark.parametrize(
     ("environment", "sent"), [({}, r"unit a\x2db.service"), ({"SYSTEMD_EXEC_PID": "1"}, r"unit a\\x2db.service")]
 )
-def test_backslashes_are_doubled_for_a_systemd_that_takes_them_off(
-    manager: Manager, environment: dict[str, str], sent: str
-):
+def test_backslashes_are_doubled_where_systemd_takes_them_off(manager: Manager, environment: dict[str, str], sent: str):
     """Since 246 it shows a doubled one as one, and a single one not at all."""
     ServiceManager({"NOTIFY_SOCKET": manager.path, **environment}).notify(status=r"unit a\x2db.service")
     assert manager.heard() == [{"STATUS": sent}]
@@ -128,19 +126,14 @@ def test_any_sentence_reaches_the_manager(manager: Manager, node: FakeNode, sent
     assert len(message["STATUS"].encode()) < 4000
 
 
-def test_the_watchdog_is_fed_between_two_ticks_while_the_last_one_was_good(
-    manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_watchdog_is_fed_after_a_good_tick(manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch):
     """READY, after the first tick and after a reload, makes no bad tick good."""
     monkeypatch.setenv("WATCHDOG_USEC", "3")  # a ping is due at once
     notifier = Notifier(os.environ)
     events = {
-        "ready": lambda: notifier.ready(node.agent),
-        "good": lambda: notifier.tick_done(node.agent),
-        "bad": notifier.tick_failed,
-        "end": notifier.stopping,
-        "": lambda: None,
-    }
+        "ready": lambda: notifier.ready(node.agent), "good": lambda: notifier.tick_done(node.agent),
+        "bad": notifier.tick_failed, "end": notifier.stopping, "": lambda: None,
+    }  # fmt: skip
     fed = []
     for event in ("", "ready", "good", "bad", "ready", "good", "end"):
         events[event]()

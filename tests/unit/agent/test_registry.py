@@ -60,13 +60,14 @@ def test_what_cannot_be_saved_is_not_acknowledged_and_not_done(directory):
     registered = reopen(directory)
     registered.add(JOB)
     os.mkdir(f"{registered.path}.new")
-    for change in (
-        lambda: registered.add(RegisteredJob("b", "jobs/b")),
-        lambda: registered.remove("a"),
-        lambda: registered.pin("a", Pin(1.0)),
-    ):
+    changes = (
+        (registered.add, RegisteredJob("b", "jobs/b")),
+        (registered.remove, "a"),
+        (registered.pin, "a", Pin(1.0)),
+    )
+    for change, *arguments in changes:
         with pytest.raises(CreateError):
-            change()
+            change(*arguments)
     assert (registered.content.jobs, registered.content.pins) == ({"a": JOB}, {})
 
 

@@ -133,9 +133,7 @@ def test_answers_are_not_kept_where_nobody_obeys_them(tmp_path: Path) -> None:
     node.agent.close()
 
 
-def test_troubles_with_link_and_jobs_are_seen_and_do_not_stop_the_monitor(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_troubles_of_link_and_jobs_are_seen_and_stop_no_monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.tick()
     snapshot = node.snapshot()
     assert snapshot.link is not None

@@ -15,13 +15,10 @@ from cpumond.core.wire import AgentAbout
 from cpumond.monitor.model import find_level
 
 OWN = {
-    "off": {"mode": "off"},
-    "shadow": {"mode": "shadow"},
-    "up-only": {"mode": "up-only"},
-    "guarantee": {"mode": "reclaim", "actuator": "guarantee"},
-    "weight": {"mode": "reclaim", "actuator": "weight"},
+    "off": {"mode": "off"}, "shadow": {"mode": "shadow"}, "up-only": {"mode": "up-only"},
+    "guarantee": {"mode": "reclaim", "actuator": "guarantee"}, "weight": {"mode": "reclaim", "actuator": "weight"},
     "quota": {"enable_cpu_reclaim": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("own", LEVELS)
@@ -44,12 +41,8 @@ def test_with_may_set_mode_nothing_is_written_before_the_scheduler_allows():
 
 def test_a_host_of_the_control_group_does_nothing_and_says_so():
     fields = {"monitor": OWN["quota"], "control_group_ratio": 0.5, "control_group": "host"}
-    names = ["a", "b", "c", "d", "e", "f"]
-    configs = [AgentConfig(node_id=name, **fields) for name in names]
-    assert {(each.is_control(""), each.find_highest_level()) for each in configs} == {
-        (True, "shadow"),
-        (False, "quota"),
-    }
+    configs = [AgentConfig(node_id=name, **fields) for name in "abcdef"]
+    assert {(one.is_control(""), one.find_highest_level()) for one in configs} == {(True, "shadow"), (False, "quota")}
 
 
 def test_a_level_that_is_not_known_is_the_safe_one():

@@ -45,11 +45,8 @@ def test_a_service_that_runs_is_a_sign_and_so_is_a_cgroup(tmp_path):
     root = make_tree(tmp_path / "c", {"machine.slice": {f"libpod-{ID}.scope": v2_cgroup()}})
     seen = {each.kind: each for each in engines.see_engines(AgentConfig(), unified(root), ["dockerd"])}
     assert seen.keys() == {"docker", "podman"}
-    assert (seen["docker"].programs, seen["docker"].is_here, seen["docker"].is_configured) == (
-        ("dockerd",),
-        True,
-        False,
-    )
+    docker = seen["docker"]
+    assert (docker.programs, docker.is_here, docker.is_configured) == (("dockerd",), True, False)
     assert seen["podman"].jobs.unnamed == (f"machine.slice/libpod-{ID}.scope",)
     assert all("the socket does not exist" in view.problem for each in seen.values() for view in each.views.values())
 
@@ -67,10 +64,8 @@ def test_every_kind_with_a_client_has_its_words():
 
 
 def test_what_becomes_of_jobs(tmp_path):
-    root = make_tree(
-        tmp_path,
-        {"docker": {name: v2_cgroup() for name in ("a", "b", "d", "x")} | {"c": v2_cgroup(quota="50000 100000")}},
-    )
+    cgroups = {name: v2_cgroup() for name in ("a", "b", "d", "x")} | {"c": v2_cgroup(quota="50000 100000")}
+    root = make_tree(tmp_path, {"docker": cgroups})
     source, host = Source(kind="docker"), Source(kind="docker", unlimited="host")
     jobs = [
         job("limited", "docker/a", ordered_cores=1.5, reports_request=True),
@@ -80,14 +75,8 @@ def test_what_becomes_of_jobs(tmp_path):
         job("strange", "docker/x", is_named=False),
     ]
     found = [FoundJob(each.name, "", each.path, each.ordered_cores, source, engine=each) for each in jobs]
-    views = {
-        "": EngineView(
-            "docker",
-            {"gone/e": job("lost", "gone/e"), "gone/p": job("", "gone/p", is_job=False), "docker/a": jobs[0]},
-            1.0,
-        )
-    }
-    sorted_jobs = engines.sort_jobs(found, views, AgentConfig(), unified(root))
+    told = {"gone/e": job("lost", "gone/e"), "gone/p": job("", "gone/p", is_job=False), "docker/a": jobs[0]}
+    sorted_jobs = engines.sort_jobs(found, {"": EngineView("docker", told, 1.0)}, AgentConfig(), unified(root))
     assert sorted_jobs == JobsSeen(
         ("limited", "by-cgroup"), ("free",), ("docker/x",), {"its CPUs are its own": ("reserved",)}, ("lost",)
     )
@@ -158,8 +147,7 @@ def test_which_right_is_missing(closed, no_rights):
 
 
 def test_nothing_is_missing_for_what_is_no_file():
-    assert engines.find_closed("https://127.0.0.1:10250") == ""
-    assert engines.find_closed("") == ""
+    assert (engines.find_closed("https://127.0.0.1:10250"), engines.find_closed("")) == ("", "")
     assert engines.find_closed("/nonexistent/docker.sock") == ""
 
 

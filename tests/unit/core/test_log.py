@@ -173,11 +173,9 @@ def test_libraries_log_like_the_agent(stream: io.StringIO):
     warning, error = read_records(stream)
     del warning["timestamp"]
     assert warning == {
-        "event": "library_message",
-        "level": "warning",
-        "library": "test.library",
+        "event": "library_message", "level": "warning", "library": "test.library",
         "text": "something in the library",
-    }
+    }  # fmt: skip
     assert error["text"] == "Exception in application"
     assert "RuntimeError: broken" in str(error["exception"])
 
@@ -204,14 +202,10 @@ def test_journal_fields(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO):
         log.exception("tick_failed")
     warning, error = entries
     assert warning == {
-        "message": "foreign_write job_id=j 1 new_cores=1.5 odd-name.x=raw\\udcff",
-        "priority": 4,
-        "syslog_identifier": "cpumond",
-        "CPUMOND_EVENT": "foreign_write",
-        "CPUMOND_JOB_ID": "j 1",
-        "CPUMOND_NEW_CORES": "1.5",
-        "CPUMOND_ODD_NAME_X": "raw\\udcff",
-    }
+        "message": "foreign_write job_id=j 1 new_cores=1.5 odd-name.x=raw\\udcff", "priority": 4,
+        "syslog_identifier": "cpumond", "CPUMOND_EVENT": "foreign_write", "CPUMOND_JOB_ID": "j 1",
+        "CPUMOND_NEW_CORES": "1.5", "CPUMOND_ODD_NAME_X": "raw\\udcff",
+    }  # fmt: skip
     assert error["priority"] == 3
     assert str(error["message"]).startswith("tick_failed\nTraceback")
     assert stream.getvalue() == ""

@@ -87,9 +87,8 @@ def test_flows_are_counted_in_whole_units(gpus, errors):
     """17: a flow of 0.4 is 1 of 3 gpus, so 2 more can be guaranteed although 2/3 + 0.4 is more than 1."""
     total = (0.0, 100.0, 3.0, 0.0, 0.0)
     pool = Pool("a", strong_guarantee_resources=(0.0, 0.0, gpus, 0.0, 0.0))
-    assert (
-        codes(run(pool, Pool("b", integral_guarantees=IntegralGuarantees("burst", cpu(40.0))), total=total)) == errors
-    )
+    burst = Pool("b", integral_guarantees=IntegralGuarantees("burst", cpu(40.0)))
+    assert codes(run(pool, burst, total=total)) == errors
 
 
 def test_a_strong_guarantee_is_no_more_than_the_limits_of_its_pool():

@@ -124,8 +124,7 @@ def test_a_steep_rise_up_to_the_end_of_what_is_known():
     known = steep(complete=False)
     assert known.horizon == 0.3 + WIDTH
     path = weighted_path([known, op(vec(cpu=0.9))], [1.0, 1.0], known.horizon, False)
-    assert path.xs[-1] == known.horizon
-    assert path.values[-1] == near(vec(cpu=0.6 + 2 * WIDTH, memory=0.5), 1e-15)
+    assert (path.xs[-1], path.values[-1]) == (known.horizon, near(vec(cpu=0.6 + 2 * WIDTH, memory=0.5), 1e-15))
 
 
 def test_a_rise_shorter_than_rounding_counts_as_a_jump():

@@ -134,14 +134,12 @@ def test_demand_is_what_the_script_says(script, step_s, demands):
 
 def test_all_resources_of_a_ramp_move_together():
     scenario = make_scenario(DemandEvent("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
-    seen = record_updates(scenario, 4)
+    seen = note_updates(scenario, 4)
     demands = [snapshot.operations[1].demand for snapshot, _, _ in seen]
     assert demands == [(10 * part, 20 * part, 0, 400 * part, 0) for part in (0, 0.25, 0.5, 0.75, 1)]
 
 
-def record_updates(
-    scenario: Scenario, until_s: float, step_s: float = 1.0
-) -> list[tuple[Snapshot, float, float | None]]:
+def note_updates(scenario: Scenario, until_s: float, step_s: float = 1.0) -> list[tuple[Snapshot, float, float | None]]:
     seen: list[tuple[Snapshot, float, float | None]] = []
 
     class Recorder(FairShareUpdater):
@@ -158,7 +156,7 @@ def record_updates(
 
 def test_what_does_not_change_stays_the_same_object():
     scenario = make_scenario()
-    seen = [snapshot for snapshot, _, _ in record_updates(scenario, 3)]
+    seen = [snapshot for snapshot, _, _ in note_updates(scenario, 3)]
     assert seen[0] is scenario.snapshot
     volumes = [snapshot.pools[1].integral_guarantees.accumulated_volume for snapshot in seen]
     assert volumes == [cpu(0), cpu(0), cpu(100), cpu(200)]
@@ -167,12 +165,12 @@ def test_what_does_not_change_stays_the_same_object():
         assert snapshot.operations[1] is scenario.snapshot.operations[1]
         # The neighbour uses what it was granted in the first update, then and later.
         assert snapshot.operations is seen[1].operations
-    full = [snapshot for snapshot, _, _ in record_updates(make_scenario(volume=CAPACITY), 5)]
+    full = [snapshot for snapshot, _, _ in note_updates(make_scenario(volume=CAPACITY), 5)]
     assert all(snapshot is full[1] for snapshot in full[2:])
 
 
 def test_usage_is_the_last_grant_and_no_more_than_the_demand():
-    seen = record_updates(make_scenario(start(1, 300), stop(3), volume=CAPACITY), 4)
+    seen = note_updates(make_scenario(start(1, 300), stop(3), volume=CAPACITY), 4)
     assert [snapshot.operations[1].demand[1] for snapshot, _, _ in seen] == [0, 300, 300, 0, 0]
     assert [snapshot.operations[1].usage[1] for snapshot, _, _ in seen] == pytest.approx([0, 0, 300, 0, 0])
 
@@ -181,7 +179,7 @@ def test_the_usage_of_the_tree_is_held_to_the_demand_of_the_script():
     scenario = make_scenario(stop(0), demand=50)
     neighbour, operation = scenario.snapshot.operations
     used = replace(scenario.snapshot, operations=(neighbour, replace(operation, usage=cpu(40))))
-    seen = record_updates(Scenario(used, scenario.script), 0)
+    seen = note_updates(Scenario(used, scenario.script), 0)
     assert seen[0][0].operations[1].usage == cpu(0)
 
 

@@ -41,13 +41,10 @@ def v6(address: str, port: int = 0) -> Place:
 
 
 @pytest.mark.parametrize("address", [ABSENT, ABSENT_V6])
-def test_an_address_that_comes_late_is_listened_on_with_a_warning(
-    address: str, opened: Callable[[str], list[socket.socket]]
-) -> None:
+def test_a_late_address_is_listened_on_with_warning(address: str, opened: Callable[[str], list[socket.socket]]) -> None:
     with capture_logs() as logged:
         (tcp,) = opened(f"[{address}]:0" if ":" in address else f"{address}:0")
-    assert tcp.getsockname()[0] == address
-    assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    assert (tcp.getsockname()[0], tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == (address, 1)
     (record,) = logged
     assert (record["event"], record["log_level"]) == ("address_not_here", "warning")
     said = f"[api] listen: this host does not have the address {address} yet; connections are accepted once it does"
@@ -86,9 +83,7 @@ def test_of_the_addresses_of_a_name_those_that_can_be_are_listened_on(
 
 
 @pytest.mark.parametrize("address", [ABSENT, f"[{ABSENT_V6}]"])
-def test_where_the_kernel_refuses_it_the_absent_address_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_where_the_kernel_refuses_it_an_address_is_one_sentence(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(process, "IP_FREEBIND", 9999)
     monkeypatch.setattr(process, "IPV6_FREEBIND", 9999)
     with capture_logs() as logged, pytest.raises(CreateError) as raised:

@@ -11,12 +11,9 @@ from cpumond.monitor.shapes import make_work
 from cpumond.monitor.simulate import Arrivals, Period, Program, Ran, SimulationResult, simulate, walk_periods
 
 TO_THE_FLOOR = {
-    "smoothing_factor": 1.0,
-    "decrease_coefficient": 0.0,
-    "vote_window_size": 2,
-    "vote_decision_threshold": 1,
+    "smoothing_factor": 1.0, "decrease_coefficient": 0.0, "vote_window_size": 2, "vote_decision_threshold": 1,
     "throttle_restore_ratio": 0.0,
-}
+}  # fmt: skip
 """Down to min_cpu_limit as soon as two checks find the job idle, and not back because it is throttled."""
 
 
@@ -62,8 +59,7 @@ def test_work_that_waits_at_the_order_too_is_not_charged_to_the_limit():
 def test_a_program_falls_behind():
     job = Program([0.2] * 10, 0.4)
     assert [job.run(period, 0.1) for period in range(10)] == [approx(0.1, True, True)] * 10
-    assert job.measure_delay_s(0.1) == pytest.approx(0.5)
-    assert job.late_cpu_s == pytest.approx(1.0)
+    assert (job.measure_delay_s(0.1), job.late_cpu_s) == pytest.approx((0.5, 1.0))
 
 
 def test_a_program_takes_its_time_and_no_more_at_once_than_its_request():
@@ -182,8 +178,7 @@ def test_another_enforcement_period_changes_what_a_spike_costs():
     short = simulate([0.0] * 2000 + [0.05] + [0.0] * 99, 4.0, settings, period_s=0.01)
     assert long.held_back_ratio == 0.0
     # 0.04 at the order in the first, the last 0.01 in the second.
-    assert short.held_back_ratio == pytest.approx(4 / 2100)
-    assert short.held_back_seconds_ratio == pytest.approx(1 / 21)
+    assert (short.held_back_ratio, short.held_back_seconds_ratio) == pytest.approx((4 / 2100, 1 / 21))
 
 
 # figures of another simulation, written by others

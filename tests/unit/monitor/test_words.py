@@ -186,13 +186,9 @@ def test_the_next_check_and_options():
     assert following(options(direction="up-only"), limit_cores=16.0) == "hold: it is up-only"
     told = following(options(direction="down-only"), limit_cores=2.0)
     assert told.startswith("would raise it, but direction is down-only; one throttled period")
-    either = "usage above the limit or a wait for more than 10 % of the time"
-    assert following(options(actuator="weight"), limit_cores=4.0).endswith(
-        f"; {either} (checked every 200ms) restores all 16"
-    )
-    assert following(options(actuator="weight", pressure_restore_ratio=0.0), limit_cores=4.0).endswith(
-        "; usage above the limit (checked every 200ms) restores all 16"
-    )
+    for pressure, why in (({}, " or a wait for more than 10 % of the time"), ({"pressure_restore_ratio": 0.0}, "")):
+        told = following(options(actuator="weight", **pressure), limit_cores=4.0)
+        assert told.endswith(f"; usage above the limit{why} (checked every 200ms) restores all 16")
     assert following(options(throttle_poll_s=0.0), limit_cores=4.0).endswith("; one throttled period restores all 16")
     assert following(hindrance="it is pinned", limit_cores=16.0) == "lower it to 3.15, not written: it is pinned"
 
@@ -234,10 +230,8 @@ def test_every_state_has_its_words_and_the_next_step_is_the_one_that_comes(s, ha
         at_s += 1.0
         throttled += periods
         total_cpu_s += usage_cores
-        before, (state, decision) = (
-            state,
-            rules.check(state, CpuReading(total_cpu_s, at_s, nr_throttled=throttled), at_s, s),
-        )
+        before, reading = state, CpuReading(total_cpu_s, at_s, nr_throttled=throttled)
+        state, decision = rules.check(state, reading, at_s, s)
         if before.peak_cores is None or usage_cores > 0.5 * before.peak_cores or decision.kind == "restore":
             continue
         if told.startswith("lower"):

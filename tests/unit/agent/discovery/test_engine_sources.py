@@ -40,10 +40,8 @@ def named(root: str, sources: list[Source], views: dict[Key, EngineView]) -> dic
 
 def test_what_the_engine_names_and_what_only_has_a_cgroup(root):
     scan = list_jobs([source("docker")], [], root, view(job("docker", "web", f"docker/{A}", ordered_cores=1.5)))
-    assert {each.path: (each.job_id, each.engine.is_named) for each in scan.jobs} == {
-        f"docker/{A}": ("web", True),
-        f"docker/{B}": (B[:12], False),
-    }
+    found = {each.path: (each.job_id, each.engine.is_named) for each in scan.jobs}
+    assert found == {f"docker/{A}": ("web", True), f"docker/{B}": (B[:12], False)}
     assert scan.unnamed == {"docker"}
     assert {"", "docker"} <= scan.watched
 
@@ -118,10 +116,8 @@ def test_what_lies_in_a_job_of_an_engine_is_a_part_of_it(root, tmp_path):
     (tmp_path / inner / "deep").mkdir(parents=True)
     views = view(job("docker", "outer", f"docker/{A}")) | view(job("podman", "inner", inner))
     scan = list_jobs([source("podman"), source("docker"), source("glob", pattern="docker/*/**")], [], root, views)
-    assert {each.path: each.job_id for each in scan.jobs if each.engine is not None} == {
-        f"docker/{A}": "outer",
-        f"docker/{B}": B[:12],
-    }
+    of_engines = {each.path: each.job_id for each in scan.jobs if each.engine is not None}
+    assert of_engines == {f"docker/{A}": "outer", f"docker/{B}": B[:12]}
     assert not any(each.path.startswith(f"docker/{A}/") for each in scan.jobs)
     assert "are inside jobs of engines" in scan.problems[0]
 

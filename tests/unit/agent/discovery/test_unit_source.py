@@ -54,7 +54,7 @@ def test_a_slice_is_watched_with_those_below_it_and_waited_for(root: str) -> Non
         ({"pattern": "run-*", "id_regex": r"^run-(?P<id>\d+)\.scope$"}, "1", "batch.slice/run-1.scope"),
     ],
 )
-def test_a_job_is_called_as_its_unit_or_a_part_of_its_name(
+def test_a_job_is_called_as_its_unit_or_a_part_of_it(
     root: str, options: dict[str, str], job_id: str, path: str
 ) -> None:
     [job] = list_jobs([units("batch.slice", cpu_limit=2.0, **options)], [], root).jobs

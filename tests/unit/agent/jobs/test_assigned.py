@@ -341,9 +341,7 @@ def test_a_job_that_may_have_begun_unseen_is_lost_also_when_stopped(world: World
     ],
     ids=["usual", "its own", "the first process", "of a later version"],
 )
-def test_a_job_is_interrupted_by_its_own_signal(
-    world: World, order: dict[str, Any], expected: tuple[int, bool]
-) -> None:
+def test_a_job_is_interrupted_by_its_signal(world: World, order: dict[str, Any], expected: tuple[int, bool]) -> None:
     world.run("j1", **order)
     world.obey(stop=[stop("j1")])
     assert world.executor.signals == {"j1": expected}
@@ -470,9 +468,7 @@ def test_root_runs_jobs_as_the_nodes_user_or_the_operations_or_refuses(
 
 
 @pytest.mark.parametrize("user", ["", "root", "daemon"])
-def test_an_agent_that_is_not_root_runs_jobs_only_as_its_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
-) -> None:
+def test_an_agent_not_root_runs_jobs_only_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
     uid = pwd.getpwnam("nobody").pw_uid
     monkeypatch.setattr(launch.os, "geteuid", lambda: uid)
     name, account = find_account(config_of(tmp_path, 'user = "nobody"'), "root")
@@ -595,9 +591,7 @@ def test_the_newer_of_two_files_counts(world: World) -> None:
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_file_of_sums_is_said_and_written_anew(
-    world: World, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_sums_are_said_and_rewritten(world: World, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     world.run("j1")
     Path(world.jobs.config.executor.jobs_dir, files.SUMS_FILE).write_bytes(content)
     kill_agent(world, "j1")
@@ -791,9 +785,7 @@ def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
     files.remove_tree(str(top))
 
 
-def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_goes_although_others_remove_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "top").mkdir()
     for number in range(3):
         (tmp_path / "top" / f"file{number}").touch()

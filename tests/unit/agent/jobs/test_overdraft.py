@@ -25,9 +25,7 @@ from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
         "what is allowed", "sums of floats that are the capacity",
     ],
 )  # fmt: skip
-def test_an_overdraft_counts_only_when_it_lasts(
-    timer: Timer, looks: list[tuple[float, float]], struck: list[bool]
-) -> None:
+def test_an_overdraft_counts_if_it_lasts(timer: Timer, looks: list[tuple[float, float]], struck: list[bool]) -> None:
     assert [timer.note(now, used, 2.0) for now, used in looks] == struck
 
 

@@ -60,9 +60,7 @@ def test_on_v1_as_well(tmp_path: Path) -> None:
     assert (tmp_path / "cpu" / "b" / "cpu.cfs_quota_us").read_text() == "-1\n"
 
 
-def test_renamed_cgroups_come_last_and_each_directory_is_listed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renamed_cgroups_come_last_each_directory_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"j{number}" for number in range(6)]
     files = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
     make_tree(tmp_path / "cpu" / "jobs", dict.fromkeys(names, files))

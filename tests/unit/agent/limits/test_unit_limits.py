@@ -113,8 +113,7 @@ def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cor
     node.tick()
     node.order(cores)
     assert node.tick().foreign_writes == {"raise": 0, "lower": 0, kind: 1}
-    assert node.status()["override_by"] == ""
-    assert node.originals().cgroups[PATH].settings.cores == 4.0
+    assert (node.status()["override_by"], node.originals().cgroups[PATH].settings.cores) == ("", 4.0)
     node.ticks(6)
     job = node.status()
     assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
@@ -129,11 +128,9 @@ def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, lo
     node.systemd_writes()
     node.tick()
     node.answer()
-    assert node.limit() == 4.0
-    assert node.status()["override_by"] == ""
+    assert (node.limit(), node.status()["override_by"]) == (4.0, "")
     node.ticks(7)
-    assert node.limit() == 0.5
-    assert node.status()["cpu_limit"] == 4.0
+    assert (node.limit(), node.status()["cpu_limit"]) == (0.5, 4.0)
 
 
 def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> None:
@@ -162,8 +159,7 @@ def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bo
     assert PATH in node.originals().cgroups, "until systemd has taken it"
     node.obey()
     node.agent.close()
-    assert node.originals().cgroups == {}
-    assert node.bus.quota_cores() == 4.0
+    assert (node.originals().cgroups, node.bus.quota_cores()) == ({}, 4.0)
 
 
 def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
@@ -226,8 +222,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     node.run(3)
     told = dict(node.bus.told[UNIT])[QUOTA]
     assert told < 1e6 * FAKE_CPUS
-    assert node.status()["status"] == "reclaim"
-    assert node.status()["write_errors"] == 0
+    assert (node.status()["status"], node.status()["write_errors"]) == ("reclaim", 0)
     node.bus.obey()
     node.systemd_writes()
     node.tick()
@@ -353,9 +348,7 @@ def test_an_original_of_an_older_version_is_noted_before_systemd_is_asked(node: 
 
 @pytest.mark.parametrize("cores", [1.0, 1.5, 8.0])
 @pytest.mark.parametrize("settled", [False, True], ids=["just before the old one's time is over", "long after"])
-def test_another_job_of_the_same_name_is_not_sent_the_old_ones_limit(
-    node: UnitNode, settled: bool, cores: float
-) -> None:
+def test_another_job_of_the_name_is_not_sent_the_old_ones_limit(node: UnitNode, settled: bool, cores: float) -> None:
     """Nor is its order taken for one of ours that comes late, though we once gave the old one as much."""
     node.lower()
     node.remove(UNIT)
@@ -400,8 +393,7 @@ def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNo
         node.tick()
         node.bus.answer()
         node.ticks(back_off_s + 1)
-    assert node.status()["status"] == "contested"
-    assert node.limit() == 0.1
+    assert (node.status()["status"], node.limit()) == ("contested", 0.1)
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
     [original] = node.originals().cgroups.values()
     assert (original.unit, original.settings.cores) == (UNIT, 4.0)
@@ -429,9 +421,7 @@ def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) 
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])
-def test_a_unit_without_a_limit_file_is_not_lowered_if_systemd_makes_none(
-    bare: UnitNode, kind: str, logs: list[dict[str, Any]]
-) -> None:
+def test_a_unit_that_gets_no_limit_file_is_not_lowered(bare: UnitNode, kind: str, logs: list[dict[str, Any]]) -> None:
     whole = FAKE_CPUS
     bare.ticks(3)
     assert dict(bare.bus.told[UNIT])[QUOTA] < 1e6 * whole
@@ -466,9 +456,7 @@ class SlowBus(ScriptedBus):
 
 
 @pytest.mark.parametrize(("units", "left"), [(4, 0), (10, 4)])
-def test_the_end_waits_while_systemd_takes_limits_back(
-    node: UnitNode, units: int, left: int, logs: list[dict[str, Any]]
-) -> None:
+def test_the_end_waits_while_limits_go_back(node: UnitNode, units: int, left: int, logs: list[dict[str, Any]]) -> None:
     for number in range(units - 1):
         node.make(f"work{number}.service")
     node.ticks(8)
@@ -492,8 +480,7 @@ def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:
         units=UnitLimits(2, booted=False),
     )  # fmt: skip
     node.run(6)
-    assert node.limit() == 0.5
-    assert node.status()["unit"] == ""
+    assert (node.limit(), node.status()["unit"]) == (0.5, "")
     assert node.cores_after_end(UNIT) == 4.0
     assert threading.active_count() == threads
     assert not [name for name in set(sys.modules) - loaded if name.startswith("dbus_fast")]

@@ -257,9 +257,7 @@ def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int,
     assert node.cores_after_end(UNIT) == 2.0
 
 
-def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
-    node: UnitNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_that_cannot_go_back_is_not_lost_for_an_order(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     go_down(node)
     go_down(node)
     order_unseen(node, 3.0)

@@ -59,9 +59,7 @@ def test_a_file_that_grows_is_written_anew_with_the_newest(log: LimitLog, monkey
     assert read_written(log.path) == {7: Written(FULL, HALF), 8: Written(HALF, LOW)}
 
 
-def test_a_change_that_cannot_be_noted_leaves_no_file_that_would_mislead(
-    log: LimitLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_is_not_noted_leaves_no_file_to_mislead(log: LimitLog, monkeypatch: pytest.MonkeyPatch) -> None:
     log.note(7, FULL, HALF)
     with monkeypatch.context() as broken:
         broken.setattr(written.os, "write", lambda _, data: len(data) - 1)

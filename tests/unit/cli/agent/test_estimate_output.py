@@ -164,8 +164,7 @@ def test_between_two_samples_use_is_even() -> None:
     assert len(filled) == 30
     assert filled[-1] is now
     assert [each.at_s for each in filled[:2]] == [101.0, 102.0]
-    assert filled[0].total_cpu_s == pytest.approx(10.2)
-    assert filled[14].nr_throttled == 15
+    assert (filled[0].total_cpu_s, filled[14].nr_throttled) == (pytest.approx(10.2), 15)
     assert list(estimate_prometheus.interpolate(None, now, 1.0, 45.0)) == [now]
     assert list(estimate_prometheus.interpolate(before, now, 1.0, 20.0)) == [now]
     assert list(estimate_prometheus.interpolate(now, before, 1.0, 45.0)) == [before]
@@ -207,9 +206,7 @@ def test_series_of_cadvisor() -> None:
         "",
         notes,
     )
-    rows = {
-        (each.host, each.workload.kind, each.workload.name): (dict(each.ordered), each.is_limited) for each in found
-    }
+    rows = {(row.host, row.workload.kind, row.workload.name): (dict(row.ordered), row.is_limited) for row in found}
     assert rows == {
         ("h1", "docker", "web"): ({0.0: 1.5}, True),
         ("h1", "unit", "a.service"): ({}, None),
@@ -314,9 +311,7 @@ def read(prometheus: estimate_prometheus.Prometheus, since_s: float, step_s: flo
         (90_000.0, 1.0, NOW, 30.0),
     ],
 )
-def test_the_step_is_no_shorter_than_the_time_between_scrapes(
-    scrape_s: float, step_s: float, until_s: float, resolution_s: float
-) -> None:
+def test_no_step_is_shorter_than_a_scrape(scrape_s: float, step_s: float, until_s: float, resolution_s: float) -> None:
     prometheus = FakePrometheus(scrape_s, a=(0.0, until_s))
     if scrape_s > 86_400.0:
         prometheus.spans = {"a": (math.floor((NOW - 7.0) / scrape_s) * scrape_s + 7.0, NOW)}
@@ -369,9 +364,7 @@ def test_without_a_cgroup_no_configuration_is_written(
     assert f"{path} is not written: the cgroup of no workload is known" in capsys.readouterr().err
 
 
-def test_a_weight_is_told_to_be_reckoned_as_a_quota(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_weight_is_told_to_be_a_quota(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("cpumond.cli.agent.estimate._read_prometheus", lambda *_: make_findings(WEB))
     for options, is_said in (([], False), (["--set", "actuator=weight"], True)):
         assert run(["estimate", "--prometheus", "http://x", *options]) == 0

@@ -63,12 +63,9 @@ def test_orders_are_quotas_wherever_they_are(tmp_path: Path) -> None:
     rows = {row.workload.path: row for row in found.rows}
     orders = {path: row.estimate.ordered_cores if row.is_limited else math.inf for path, row in rows.items()}
     assert orders == {
-        f"system.slice/docker-{ID}.scope": 1.5,
-        "system.slice/sshd.service": math.inf,
-        f"machine.slice/{scope}/container": 0.5,
-        "capped/inner": 0.25,
-        "slurm/uid_5/job_7": 2.0,
-    }
+        f"system.slice/docker-{ID}.scope": 1.5, "system.slice/sshd.service": math.inf,
+        f"machine.slice/{scope}/container": 0.5, "capped/inner": 0.25, "slurm/uid_5/job_7": 2.0,
+    }  # fmt: skip
     assert rows["system.slice/sshd.service"].estimate.used_cpu_s == pytest.approx(0.5)
     assert found.total().used_cpu_s == pytest.approx(1.0)
     assert list_leaves(watch.hierarchies.cpu_root, "slurm/uid_5") == ["slurm/uid_5/job_7/step_0"]

@@ -105,8 +105,7 @@ def test_a_users_podman_needs_the_users_directories():
 
 
 def test_nothing_is_opened_where_nothing_is_needed():
-    assert init_files.render_drop_in({}) == ""
-    assert init_files.render_drop_in({"kubernetes": []}) == ""
+    assert (init_files.render_drop_in({}), init_files.render_drop_in({"kubernetes": []})) == ("", "")
 
 
 def test_a_path_that_would_be_more_than_one_is_left_out():

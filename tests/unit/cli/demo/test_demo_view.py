@@ -26,9 +26,7 @@ def story(tmp_path, told):
     """Of a cluster that was never started, on a node of two cores, with a fake tree of cgroups."""
     root = make_tree(tmp_path / "cgroup", {"cgroup.controllers": "cpu\n"})
     hierarchies = Hierarchies(2, root, root, None, root)
-    story = Story(
-        Cluster(tmp_path / "files"), hierarchies, make_plan(4.0), lambda at_s, text: told.append((at_s, text))
-    )
+    story = Story(Cluster(tmp_path / "files"), hierarchies, make_plan(4.0), lambda *said: told.append(said))
     story.operations = {"op-1": "simulation", "op-2": "render"}
     return story
 

@@ -480,10 +480,8 @@ def answer_with(problem: str) -> Callable[[str, int], str]:
 
 def test_the_receiver_of_reports():
     assert doctor_checks.check_report("log", "", answer_with("must not be asked")).level == "ok"
-    assert (
-        doctor_checks.check_report("http", "http://s:1/x", answer_with("")).text
-        == "s port 1 of http://s:1/x accepts connections"
-    )
+    found = doctor_checks.check_report("http", "http://s:1/x", answer_with(""))
+    assert found.text == "s port 1 of http://s:1/x accepts connections"
     finding = doctor_checks.check_report("http", "https://s/x", answer_with("Connection refused"))
     assert finding == Finding(
         "report",
@@ -701,9 +699,7 @@ def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
         ({"a": None, "b": None}, ["fail", "fail"], ["refused", "refused"]),
     ],
 )
-def test_of_several_schedulers_one_leads(
-    answers: dict[str, tuple[str, int] | None], levels: list[str], words: list[str]
-) -> None:
+def test_one_of_several_leads(answers: dict[str, tuple[str, int] | None], levels: list[str], words: list[str]) -> None:
     def read(url: str) -> str:
         role, term = answers[url.removeprefix("http://").removesuffix("/readyz")] or ("", 0)
         return f'{{"status":"ok","role":"{role}","term":{term}}}'

@@ -175,10 +175,8 @@ def test_cgroups_whose_manager_has_a_source_are_no_concern(tmp_path):
     tree = {"system.slice": {"docker-0a1b.scope": {}, "n_slurmstepd.scope": {}}, "lxc": {"a": {}}}
     root = make_tree(tmp_path, tree)
     found = doctor_units.check_foreign_managers([""], root, {"docker"})
-    assert [(each.text.split(" of ")[1].split(",")[0], "narrow managed_roots" in each.advice) for each in found] == [
-        ("LXC", True),
-        ("Slurm", False),
-    ]
+    said = [(each.text.split(" of ")[1].split(",")[0], "narrow managed_roots" in each.advice) for each in found]
+    assert said == [("LXC", True), ("Slurm", False)]
     assert 'kind = "slurm"' in found[1].advice
 
 

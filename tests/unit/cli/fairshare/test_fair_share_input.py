@@ -97,10 +97,8 @@ def test_a_share_of_the_cluster_becomes_limits_of_a_pool():
         {"name": "b", "parent": ROOT, "max_share_ratio": 1, "resource_limits": {"cpu": 7}},
     ]
     update = read(pools=pools, total_resources={"cpu": 100, "gpu": 12, "memory": 1000})
-    assert [pool.resource_limits for pool in update.snapshot.pools] == [
-        (0.0, 12.5, 2.0, 125.0, 0.0),
-        (0.0, 7.0, 12.0, 1000.0, 0.0),
-    ]
+    limits = [pool.resource_limits for pool in update.snapshot.pools]
+    assert limits == [(0.0, 12.5, 2.0, 125.0, 0.0), (0.0, 7.0, 12.0, 1000.0, 0.0)]
 
 
 def test_the_root_and_options():

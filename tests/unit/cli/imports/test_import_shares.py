@@ -93,9 +93,7 @@ def share(world: World, pools: str, cores: float) -> dict[str, float]:
         ),
     ],
 )  # fmt: skip
-def test_shares_are_those_that_their_own_rules_give(
-    name: str, cores: float, pools: str, shares: dict[str, float]
-) -> None:
+def test_shares_are_those_that_their_rules_give(name: str, cores: float, pools: str, shares: dict[str, float]) -> None:
     found = share(put(read(name, total=TOTAL if name.endswith("xml") else None), cores), pools, cores)
     assert {pool: found[pool] for pool in shares} == pytest.approx(shares, abs=0.01)
 

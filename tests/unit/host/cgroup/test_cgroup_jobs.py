@@ -183,9 +183,7 @@ class TestIdleClass:
     @pytest.mark.parametrize(
         ("release", "name"), [("5.14.0-x", "lowest weight"), ("5.15.1", "idle"), ("odd", "lowest weight")]
     )
-    def test_a_host_that_shows_no_cgroup_with_a_weight_is_judged_by_its_kernel(
-        self, tmp_path, monkeypatch, release, name
-    ):
+    def test_a_host_without_a_cgroup_with_a_weight_is_judged_by_its_kernel(self, tmp_path, monkeypatch, release, name):
         monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "")))
         assert open_v2(tmp_path).find_idle_class().name == name
 
@@ -213,8 +211,7 @@ class TestIdleClass:
         tree.create("b", 1.0, 0, reclaimed=True)
         make_tree(tmp_path / "cpuacct/cpumond-reclaimed-jobs/cpumond-job-b", {"cpuacct.usage": "1500000000\n"})
         later = JobCgroupTree(open_hierarchies(str(tmp_path / "mountinfo")), "jobs", str(tmp_path / "mountinfo"))
-        assert later.list_job_ids() == ["a", "b"]
-        assert later.read_totals("b").cpu_seconds == 1.5
+        assert (later.list_job_ids(), later.read_totals("b").cpu_seconds) == (["a", "b"], 1.5)
         assert [later.remove(job_id) for job_id in ("a", "b")] == [True, True]
         assert later.list_job_ids() == []
 
@@ -273,9 +270,7 @@ def test_an_id_that_is_no_name_is_refused(tree, job_id):
 
 
 def test_one_that_is_gone_is_never_an_error(tree):
-    assert tree.list_job_ids() == []
-    assert tree.join_files("a") == []
-    assert tree.list_processes("a") == []
+    assert (tree.list_job_ids(), tree.join_files("a"), tree.list_processes("a")) == ([], [], [])
     tree.signal("a", signal.SIGTERM)
     tree.kill("a")
     assert tree.read_totals("a") == CgroupTotals()

@@ -30,10 +30,8 @@ ODD_PERIOD = CpuSettings(None, 33_333)
 
 
 def test_the_same_cores_in_another_period_are_no_order():
-    original, written = (
-        CpuSettings(400_000, 100_000),
-        Written(CpuSettings(400_000, 100_000), CpuSettings(50_000, 100_000)),
-    )
+    original = CpuSettings(400_000, 100_000)
+    written = Written(original, CpuSettings(50_000, 100_000))
     assert choose_restore(CpuSettings(25_000, 50_000), original, ("quota",), written) == original
     ordered = CpuSettings(30_000, 50_000)
     assert choose_restore(ordered, original, ("quota",), written) == ordered

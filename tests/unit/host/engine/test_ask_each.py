@@ -56,13 +56,10 @@ def test_each_that_fails_has_a_sentence_and_the_others_answer():
         0.05,
     )
     assert {key[1]: view.problem for key, view in views.items()} == {
-        "refuses": "docker: the socket does not exist",
-        "breaks": "docker: ValueError: nonsense",
-        "none": "docker: RuntimeError: no client",
-        "silent": "docker: no response within 0.05 s",
-        "ends": "docker: it ended",
-        "answers": "",
-    }
+        "refuses": "docker: the socket does not exist", "breaks": "docker: ValueError: nonsense",
+        "none": "docker: RuntimeError: no client", "silent": "docker: no response within 0.05 s",
+        "ends": "docker: it ended", "answers": "",
+    }  # fmt: skip
     assert [key[1] for key, view in views.items() if view.is_up] == ["answers"]
 
 

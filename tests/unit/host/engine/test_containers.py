@@ -310,10 +310,8 @@ def test_events_without_end_are_the_end_of_the_watch(server, monkeypatch):
     def list_events(*names: str) -> bytes:
         return b"".join(json.dumps({"Action": "die", "Actor": {"ID": name}}).encode() + b"\n" for name in names)
 
-    odd, many = (
-        list_events(*(f"no id {number}" for number in range(9)), ID),
-        list_events(*(f"{number:064x}" for number in range(9))),
-    )
+    odd = list_events(*(f"no id {number}" for number in range(9)), ID)
+    many = list_events(*(f"{number:064x}" for number in range(9)))
 
     def script(answers: list[EngineReply]) -> bool:
         server.events.put_nowait(odd if len(answers) == 1 else many)

@@ -27,9 +27,7 @@ def test_fields_of_all_types_are_read_and_unknown_ones_passed_over():
     )  # fmt: skip
     message = Message(data)
     assert message.number(1) == 301, "the last one counts"
-    assert message.number(7) == -1
-    assert message.text(4) == "text"
-    assert message.message(5).number(1) == 7
+    assert (message.number(7), message.text(4), message.message(5).number(1)) == (-1, "text", 7)
     assert message.mapping(6) == {"key": "value"}
     assert (message.number(99), message.text(99), message.many(99), message.has(99)) == (0, "", [], False)
 

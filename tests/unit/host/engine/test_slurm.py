@@ -53,10 +53,7 @@ def test_jobs_are_found_at_their_places_only(tmp_path):
     for path in ("slurm_n1/uid_0/job_12/step_batch", "slurm_n1/uid_0/job_3", "slurm_n1/uid_0/job_x", "a/b/job_4"):
         (tmp_path / path).mkdir(parents=True)
     found = find_jobs(str(tmp_path), ("slurm*/uid_*/job_*",))
-    assert [(place.key, place.path) for place in found] == [
-        ("12", "slurm_n1/uid_0/job_12"),
-        ("3", "slurm_n1/uid_0/job_3"),
-    ]
+    assert [(job.key, job.path) for job in found] == [("12", "slurm_n1/uid_0/job_12"), ("3", "slurm_n1/uid_0/job_3")]
     assert all(place.inode == (tmp_path / place.path).stat().st_ino for place in found)
 
 
@@ -95,10 +92,8 @@ def test_a_job_whose_cgroup_is_named_by_sluid_is_shown_by_its_number(tmp_path, m
     answers = f'*--jobs={SLUID}*%s*) echo "{SLUID}|7|1|2|u|a|p|x";; *--jobs=3*) echo "3|1|1|u|a|p|y";;'
     write_squeue(tmp_path, monkeypatch, f'case "$*" in --version) echo slurm 26.05.2;; {answers} *) exit 9;; esac')
     [told] = watch(tmp_path / "tree", PLACES["slurm"], 1)
-    assert {(job.job_id, job.name, job.path.rpartition("/")[2], job.ordered_cores) for job in told.jobs} == {
-        ("7", "job_7", SLUID, 2.0),
-        ("3", "job_3", "job_3", 1.0),
-    }
+    jobs = {(job.job_id, job.name, job.path.rpartition("/")[2], job.ordered_cores) for job in told.jobs}
+    assert jobs == {("7", "job_7", SLUID, 2.0), ("3", "job_3", "job_3", 1.0)}
 
 
 def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path, monkeypatch):

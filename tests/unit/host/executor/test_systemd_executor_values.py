@@ -24,16 +24,10 @@ NEVER = 2**64 - 1
 
 def launch(**changes: Any) -> Launch:
     values: dict[str, Any] = {
-        "job_id": "one",
-        "argv": ["sleep", "1"],
-        "environment": {"PATH": "/usr/bin:/bin"},
-        "user": "",
-        "working_directory": "/there",
-        "cpu_limit": 1.5,
-        "memory_limit": 0,
-        "directory": "/jobs/one",
+        "job_id": "one", "argv": ["sleep", "1"], "environment": {"PATH": "/usr/bin:/bin"}, "user": "",
+        "working_directory": "/there", "cpu_limit": 1.5, "memory_limit": 0, "directory": "/jobs/one",
         "max_log_bytes": 4096,
-    }
+    }  # fmt: skip
     return Launch(**{**values, **changes})
 
 
@@ -240,10 +234,8 @@ def test_nobody_knows_how_a_unit_ended_that_is_gone():
 
 def test_the_journals_export_format():
     text = b"__CURSOR=x\nMESSAGE=a=b\n\nMESSAGE\n" + (5).to_bytes(8, "little") + b"a\nb\n\xff\n_LINE_BREAK=eof\n\n"
-    assert list(read_export(io.BytesIO(text))) == [
-        {b"__CURSOR": b"x", b"MESSAGE": b"a=b"},
-        {b"MESSAGE": b"a\nb\n\xff", b"_LINE_BREAK": b"eof"},
-    ]
+    entries = list(read_export(io.BytesIO(text)))
+    assert entries == [{b"__CURSOR": b"x", b"MESSAGE": b"a=b"}, {b"MESSAGE": b"a\nb\n\xff", b"_LINE_BREAK": b"eof"}]
     assert list(read_export(io.BytesIO(b""))) == []
 
 
