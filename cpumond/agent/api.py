@@ -313,7 +313,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            # The loop got ACCEPTED_AT_ONCE as backlog, because it accepts that many connections per turn: enlarge it.
+            # The loop accepts as many connections per turn as the backlog it was given; now enlarge the backlog.
             sock.listen(BACKLOG)
 
     async def main_loop(self) -> None:

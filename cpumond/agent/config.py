@@ -511,7 +511,7 @@ def _check_source(source: Source, where: str) -> None:
         _check_units(source, where)
     elif source.slices or source.labels:
         key = "slices" if source.slices else "labels"
-        raise ConfigError(f'{where}: {key}: is only for kind = "systemd", this source is of kind "{source.kind}"')
+        raise ConfigError(f'{where}: {key}: is only for kind = "systemd"; this source is of kind "{source.kind}"')
     elif not source.pattern:
         raise ConfigError(f"{where}: 'pattern' is missing; it has no default")
     where = f"{where} ({source.pattern or source.slices[0]!r})"
@@ -541,7 +541,7 @@ def _check_engine(source: Source, where: str) -> None:
     is_kubelet = source.kind == "kubernetes" and (not source.socket or source.socket.startswith("https:"))
     for key in ("token_file", "ca_file"):
         if getattr(source, key) and not is_kubelet:
-            raise ConfigError(f"{where}: {key}: is only for a kubelet at an https:// address; delete it")
+            raise ConfigError(f"{where}: {key}: is only for a kubelet at an https:// address; delete this line")
     if source.ca_file == "none" and not is_loopback(urlsplit(source.socket or "//127.0.0.1").hostname or ""):
         raise ConfigError(
             f'{where}: ca_file: "none" is only for a kubelet on the loopback; at {source.socket!r} another host could '
@@ -556,7 +556,7 @@ def _check_units(source: Source, where: str) -> None:
         if not re.fullmatch(r"(-|[A-Za-z0-9:_.\\@]+(-[A-Za-z0-9:_.\\@]+)*)\.slice", name):
             raise ConfigError(f'{where}: slices: {name!r} is not the name of a slice such as "batch.slice"')
     if "/" in source.pattern:
-        raise ConfigError(f'{where}: pattern: with kind = "systemd" it matches names of units, got {source.pattern!r}')
+        raise ConfigError(f'{where}: pattern: with kind = "systemd" it must match unit names, got {source.pattern!r}')
     if source.id is not None:
         raise ConfigError(f'{where}: id: is only for kind = "static"; use id_regex')
     if len(source.labels) > MAX_LABELS:

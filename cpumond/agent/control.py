@@ -265,7 +265,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
         raise ConfigError(f"job id {job.job_id!r} is already that of {other.found.path}; give this job another --id")
     for known in agent.context.registered.content.jobs.values():
         if known.path == path and known.job_id != job.job_id:
-            raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
+            raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that job first")
     if not os.path.isdir(directory):
         raise UnavailableError(
             f"cgroup {path!r}: {agent.context.hierarchies.name(directory)} does not exist; create it first"

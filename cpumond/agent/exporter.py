@@ -156,8 +156,8 @@ def is_throttled_by_us(job: TrackedView) -> bool:
 def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
     """Return the cores that the node may offer to other jobs, >= 0.
 
-    The result is the sum of (request - current limit) over its jobs, but at most the node's capacity less the current
-    limits and less the usage of jobs without a limit. Jobs on reclaimed CPU do not count."""
+    The result is the sum of (request - current limit) over its jobs, but at most what the current limits, and the usage
+    of jobs without a limit, leave of the node's capacity. Jobs on reclaimed CPU do not count."""
     own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
     freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.counts_use)
     held = sum(job.state.smoothed_cores or 0.0 if job.counts_use else job.current_cores for job in own)

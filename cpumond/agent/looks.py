@@ -113,7 +113,7 @@ class LookSchedule:
         self._find_next()
 
     def take_uses(self, now_s: float, clock_s: Callable[[], float], stride: int = 1) -> list[tuple[Tracked, float]]:
-        """Do the looks at usage that are due. Return the jobs whose usage since the previous look exceeded the limit,
+        """Carry out the due looks at usage. Return the jobs whose usage since the previous look exceeded the limit,
         each with this usage in cores. A job whose file cannot be read is left to the next check."""
         if now_s < self._use_next_s:
             return []

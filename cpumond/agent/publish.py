@@ -38,7 +38,7 @@ class HeartbeatPublisher:
         self._levels: tuple[AgentConfig, Level, Level] | None = None
 
     def report(self, now_s: float) -> None:
-        """Send the node's full state to the reporter and the scheduler, if it has changed or their period is over."""
+        """Send the node's full state to the reporter and the scheduler, if it has changed or is due by their period."""
         context = self.context
         link, assigned = context.link, context.assigned
         period_s = self.beat_period_s

@@ -107,7 +107,7 @@ class JobTable:
         if len(found) > len(named):
             self.problems[""] = f"more than discovery.max_jobs = {len(named)} jobs; the rest is ignored"
         changed = False
-        # Drop all of these before any job is opened: then a renamed cgroup has its original limit again when found.
+        # Drop all of these before any job is opened: then a renamed cgroup has its original limit when it is found.
         for job in [job for path, job in self.jobs.items() if path not in named or not self._is_same(job)]:
             self.drop(job)
             changed = True

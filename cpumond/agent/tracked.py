@@ -130,7 +130,7 @@ class Tracked:
 
     @property
     def actuators(self) -> tuple[str, ...]:
-        """All settings that the agent writes; the weight, too, for a job of the scheduler with actuator "quota"."""
+        """All settings that the agent writes; for a job of the scheduler, actuator "quota" includes the weight."""
         return list_actuators(self.settings, self.found)
 
     @property
@@ -451,7 +451,7 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
     """Return why a job's limit must not be moved; "" if it may be moved.
 
     Reasons: its cgroup is outside ``managed_roots``, is not a leaf, is that of this agent or of PID 1, has no quota, or
-    is in the idle class, where a weight has no effect. If nothing is written to it, these do not count.
+    is in the idle class, where a weight has no effect. If nothing is written, these reasons do not count.
 
     The cgroup of a whole job need not be a leaf."""
     path, engine = found.path, found.engine

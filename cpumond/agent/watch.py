@@ -17,7 +17,7 @@ log = structlog.get_logger("cpumond.agent")
 class Watcher:
     """Watches directories for children and limit files for writes; ``drain`` returns the changes since its last call.
 
-    ``problem``: the kernel gives no inotify instance, or no more watches; then only rescans find jobs and limits."""
+    ``problem``: the kernel gives no inotify instance or no more watches; then rescans find jobs and read all limits."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None

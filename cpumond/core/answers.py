@@ -202,7 +202,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Bounds of a limit in cores; None: there is no such quota."""
+    """Bounds of a limit in cores; ``quota_found`` and ``ancestor_cap`` are None if there is no such quota."""
 
     floor: float
     cap: float

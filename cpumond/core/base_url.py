@@ -10,7 +10,7 @@ from cpumond.core.errors import ConfigError
 def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.URL:
     """Parse a server's address, which may have a path (behind a proxy). Raises ConfigError about the setting ``name``.
 
-    ``token_name`` is the setting where a token belongs instead of the address. ``port`` is used in the example."""
+    ``token_name`` is the setting for a token, which must not be in the address. ``port`` is used in the example."""
     expected = f"expected an address such as http://127.0.0.1:{port}"
     if "@" in url:
         raise ConfigError(f"{name}: must hold no user name or password; use {token_name} instead; {expected}")

@@ -13,7 +13,7 @@ FULL_EVERY: Final = 60
 
 
 class Differences:
-    """Builds the heartbeats for one scheduler after another; used by one thread."""
+    """Builds the messages to the scheduler, even if a different one takes over; used by one thread."""
 
     def __init__(self) -> None:
         self._base: Heartbeat | None = None

@@ -25,7 +25,7 @@ SPREAD: Final = 0.5
 """The time until a standby is asked again is, at random, shorter or longer by at most this fraction."""
 
 PATIENCE: Final = 2.0
-"""How long an address that did not answer is avoided if others exist, as a multiple of the wait for it."""
+"""How long an address that did not answer is avoided if others exist, as a multiple of the wait for its answer."""
 
 LONG_PERIOD_S: Final = 5.0
 """A node whose heartbeat period is longer asks a standby more often, so that it finds a new leader earlier."""

@@ -1,4 +1,4 @@
-"""Settings of both programs: layered TOML files, access rights of secrets, addresses, ``[log]``."""
+"""Settings of agent and scheduler: layered TOML files, access rights of secrets, addresses, ``[log]``."""
 
 from __future__ import annotations
 

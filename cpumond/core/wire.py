@@ -250,8 +250,8 @@ class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
       outlives the job's start (12.6).
     - ``set_container_cpu_limit``: whether ``cpu_limit`` is also the job's ceiling; null: the default of the job's class
       (jobs on reclaimed CPU have no ceiling).
-    - ``cpu_monitor_moves``: "weight": its ceiling stays while its guarantee moves; else the actuator of its node
-      decides (1.6).
+    - ``cpu_monitor_moves``: with "weight", the job's ceiling stays while the guarantee moves; otherwise the node's
+      actuator decides (1.6).
     - ``interruption_signal``: the name of the signal that interrupts the job, "" for SIGTERM. All of its processes
       receive the signal, or only the first with ``signal_root_process_only``.
     - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.

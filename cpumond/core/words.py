@@ -85,7 +85,7 @@ def format_percent(fraction: float) -> str:
 
 
 def printable(name: str) -> str:
-    """Format a name for people: unprintable characters are escaped, and it is truncated to ``MAX_NAME``."""
+    """Format a name for people: cut it to ``MAX_NAME`` characters, and then escape its unprintable characters."""
     shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 

@@ -151,7 +151,7 @@ def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: 
 
     Only a burst allows such usage. The limit is raised before the burst is spent, so the job is not held back. With
     "use" the limit may soon fall again, and peak and caution stay the same: 50 ms of usage are not yet a peak. With
-    "ordered" the full request lasts for ``restore_hold``, and EARLY_LOOK_S count as time in which it was held back."""
+    "ordered" the full request lasts for ``restore_hold``, and EARLY_LOOK_S count as time held back."""
     limit, hard = state.limit_cores, state.hard_cores
     if limit >= hard or state.base is None or not s.looks_early or recent_cores <= EARLY_ABOVE * limit:
         return None

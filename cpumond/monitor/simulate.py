@@ -153,7 +153,7 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
 
     Checks come every ``check_period`` and looks every ``throttle_poll``; both are moved to the end of the period in
     which they are due. The kernel counts a throttled period at its end. A check sees all periods that have ended; a
-    look, which really comes within a period, does not see this period. A new quota applies from the next period on.
+    look does not see the current period, within which it really comes. A new quota applies from the next period on.
     Unused quota is carried over, up to ``burst_ratio`` of the quota.
 
     On a host with free CPU only ``actuator = "quota"`` throttles. With other actuators, ``held_back`` is true for

@@ -129,7 +129,7 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
 
 
 def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[str, EngineJob]) -> set[str]:
-    """Return cgroups that the first source that finds them makes whole jobs, except those inside an engine's job."""
+    """Return the cgroups whose first matching source makes them whole jobs, except those inside an engine's job."""
     taken: set[str] = set()
     whole: set[str] = set()
     for source, paths in zip(sources, found, strict=True) if any(source.whole for source in sources) else ():

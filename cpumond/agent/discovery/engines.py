@@ -26,7 +26,7 @@ SOCKETS: Final[dict[str, str]] = {
 """Kind of an engine -> address that is used if ``socket`` is not set."""
 USER_SOCKETS: Final = "/run/user/*/podman/podman.sock"
 RANKS: Final[dict[str, int]] = {"kubernetes": 0, "slurm": 1, "docker": 2, "podman": 3}
-"""Rank of each kind. If several engines show one container, the one with the lowest rank names it: it uses the rest."""
+"""Rank of each kind. Of several engines that show one container, that of lowest rank names it: it uses the others."""
 PLACES: Final[dict[str, tuple[str, ...]]] = {
     "docker": ("docker/*", "system.slice/docker-*.scope"),
     "podman": (
@@ -118,7 +118,7 @@ def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
 
 def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
     """Return by path those of ``jobs`` that are not inside another job. If several describe one cgroup, the job of the
-    outermost engine counts; if both are of one kind, the named job, since one engine may not know the name."""
+    outermost engine counts; of two jobs of one kind, the named one, since the other's engine may not know the name."""
     taken: dict[str, EngineJob] = {}
     for job in sorted(jobs, key=lambda each: (RANKS[each.kind], not each.is_named)):
         taken.setdefault(job.path, job)

@@ -75,7 +75,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 class JobsDir:
-    """``executor.jobs_dir``, which a lock keeps for this agent. Slow work there is done by threads, not by the tick."""
+    """``executor.jobs_dir``, locked so that no other agent uses it. Threads do slow work there, not the tick."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -194,7 +194,7 @@ class AssignedJob:
         return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
-        """Return the state in which the job ended, and why ("" if completed); "failed" means by the job's own fault."""
+        """Return the state in which the job ended, and why ("" if completed). "failed": it was the job's own fault."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):

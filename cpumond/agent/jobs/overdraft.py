@@ -71,7 +71,7 @@ def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
     """Return the jobs to abort, the latest started first, so that the remaining ones and ``others`` fit.
 
-    ``others`` are used by jobs that cannot be aborted; if they exceed the capacity alone, the list is empty."""
+    ``others`` are used by jobs that cannot be aborted; if these alone exceed the capacity, the list is empty."""
     if others > capacity * (1.0 + TOLERANCE):
         return []
     used = others + sum(job.amount for job in jobs)

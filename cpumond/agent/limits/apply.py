@@ -79,7 +79,7 @@ class Applier:
         self._write_limits([item for item in allowed if item[0].writes], now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        # Decreases are first, from the leaves up, then increases, from the top down: cgroup v1 refuses a quota that is
+        # Decreases come first, from the leaves up; then increases, from the top down: cgroup v1 refuses a quota that is
         # above the parent's or below a child's.
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
@@ -281,7 +281,7 @@ class Applier:
             return None
         if job.writes:
             if self.external.is_foreign(job, found):
-                # Another program's limit throttles the job, not the agent's; the tick handles that limit.
+                # The limit that throttles the job is another program's, not the agent's; the tick handles it.
                 self.external.changed.add(job.found.path)
                 return None
             self.external.take_own(job, found, now_s)

@@ -102,8 +102,8 @@ class ExternalWrites:
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
-        """Return whether the job's engine, which does not report its requests, has requested the limit in force:
-        it wrote the same limit again."""
+        """Return whether the job's engine, which does not report its requests, has requested the limit in force by
+        writing this limit again."""
         engine = job.found.engine
         if engine is None or engine.reports_request or job.unit or not job.touched or job.hold.is_contested:
             return False

@@ -64,7 +64,7 @@ NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
 """Drop-in files that SetUnitProperties creates for a unit."""
 UNITS_TIMEOUT_S = 15.0
-"""Seconds to ask for and to set the values of all units together; the quotas in force are restored before that."""
+"""Seconds for all units together: once to read their values, once to set them. Quotas in force are restored before."""
 
 
 class LockHolder(msgspec.Struct):
@@ -215,7 +215,7 @@ def restore_all(
     written: Mapping[int, Written] | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
 ) -> RestoreReport:
-    """Restore every cgroup of ``originals`` that still exists. An error is collected; the other cgroups are restored.
+    """Restore every cgroup of ``originals`` that still exists. Errors are collected: the other cgroups are restored.
 
     ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``."""
     report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
@@ -344,8 +344,8 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
     """Return the directories that a configuration names, ignoring its other content.
 
     A bad file on disk must not keep a dead agent's limits lowered. So the directories in the file count even if a
-    different line of the file is wrong. For a directory that a bad file does not name, systemd's counts, if systemd
-    passes one; otherwise the built-in one."""
+    different line of the file is wrong. If a bad file does not name one of the directories, that from systemd
+    counts or, without one, the built-in one."""
     named: dict[str, str] = {}
     damaged = False
     for path in _list_files(config_path):
@@ -376,7 +376,7 @@ def _list_files(config_path: str | None) -> list[str]:
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """Result of ``cpumond restore``: the report, the file that was read, the error when it was rewritten, the error of
+    """Result of ``cpumond restore``: the report, the file that was read, the error of rewriting this file, the error of
     the configuration, and a sentence about an unreadable copy."""
 
     report: RestoreReport

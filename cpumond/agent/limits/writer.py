@@ -280,7 +280,7 @@ class LimitWriter:
         return path in self._inherited
 
     def claim_unit(self, job: Tracked) -> None:
-        """Save that a job is a unit, which earlier versions did not record. After that, limits of the job may be sent
+        """Store that a job is a unit, which earlier versions did not record. After that, limits of the job may be sent
         to systemd. Raises CreateError or AccessError."""
         known = self.find_original(job.cgroup)
         if known is not None and job.unit and not known.unit:
@@ -333,7 +333,7 @@ class LimitWriter:
                 self.units.forget(original.unit)
 
     def adopt_operator_values(self, unit: str, values: Mapping[str, object]) -> None:
-        """Make the ``values`` that an operator set for a unit the unit's original. If the original is being restored
+        """Use as a unit's original the ``values`` that an operator has set for it. If the original is being restored
         already, systemd is sent the new one, and writes the file again."""
         for known in (self.originals, self.returning):
             for path, original in known.items():
@@ -365,8 +365,8 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and a missing file. If
-        the originals could not be loaded, the file stays as it is. Raises CreateError or AccessError."""
+        """Store the changes of ``keep`` and ``forget``. ``tidy``: also store those that can wait, or create the file if
+        it is missing. If the originals could not be loaded, do nothing. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return
         if self._stale or (tidy and (self._untidy or self._saved is None)):
@@ -592,7 +592,7 @@ def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """Return the cores that ``current`` means for the job's actuator; its guarantee if the actuator writes nothing."""
+    """Return the cores that ``current`` means for the job's actuator; if that writes nothing, the job's guarantee."""
     if job.actuator == "guarantee":
         return job.state.limit_cores
     if job.actuator == "weight":

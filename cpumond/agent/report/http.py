@@ -14,7 +14,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 
 MAX_ANSWER_BYTES = 65_536
-"""Maximum length of a response. It is read only to keep the connection; after a longer one, that is closed."""
+"""Maximum length of a response. It is read only to keep the connection, which a longer response closes."""
 
 
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:

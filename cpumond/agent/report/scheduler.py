@@ -153,7 +153,7 @@ class SchedulerLink:
         self._taken_since_demand = True
         self._logged_dropped = self._logged_broken = False
         self._attempts: dict[str, int] = {}
-        """Request id -> number of failed attempts to send the reply; REQUEST_ATTEMPTS if no attempt is to follow."""
+        """Request id -> number of failed attempts to send the reply; REQUEST_ATTEMPTS if there must be no other."""
         self.shown_url = addresses[0]
         self._client = self._turn_to(addresses[0])
         self._mailbox = Mailbox("link", self, options.timeout_s, options.retry_max_s, rng)
@@ -317,7 +317,7 @@ class SchedulerLink:
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
-        """Drop a heartbeat that was refused because the scheduler had accepted it before; that response was lost."""
+        """Drop a heartbeat that was refused because the scheduler had accepted it before; the first answer was lost."""
         if not self._logged_dropped:
             self._logged_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)

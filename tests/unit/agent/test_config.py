@@ -219,7 +219,7 @@ WRONG_SOURCES = [
     ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is not the name of a slice such as"),
     ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is not the name of a slice such as"),
     ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is not the name of a slice such as"),
-    ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it matches names'),
+    ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it must match'),
     ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is only for kind = "static"; use id_regex'),
     ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is not a property of a unit"),
     (
