@@ -1,4 +1,4 @@
-"""The parts and the state of one agent. They are for the tick's thread."""
+"""The parts and the state of one agent, which belong to the tick's thread."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._log_problem(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Without this, the thread would end without a log line, and nothing would be stored any more.
+            # Without this, the thread would end without a log line, and no one would see the problem.
             log.exception("peaks_thread_failed")
             self._log_problem(
                 f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent"

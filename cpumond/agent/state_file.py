@@ -93,7 +93,7 @@ def read_boot_id() -> str:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        # Without the identity, a file of an earlier boot counts as one of this boot. Inodes still show new cgroups.
+        # Without the identity, a file of an earlier boot counts as one of this boot. Inodes still reveal new cgroups.
         return ""
 
 

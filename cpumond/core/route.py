@@ -28,7 +28,7 @@ PATIENCE: Final = 2.0
 """How long an address that did not answer is avoided if others exist, as a multiple of the wait for its answer."""
 
 LONG_PERIOD_S: Final = 5.0
-"""A node whose heartbeat period is longer asks a standby more often, so that it finds a new leader earlier."""
+"""A node with a longer heartbeat period asks a standby up to twice per period, to find a new leader earlier."""
 
 LOST_LEAD: Final = (
     "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"

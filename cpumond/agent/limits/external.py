@@ -150,7 +150,7 @@ class ExternalWrites:
     def _take_now(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Adopt the limit ``found`` in force."""
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
-            # The kernel set this weight for the idle class; it is no request. The next look refuses the job.
+            # The kernel set this weight for the idle class; it is no request. At the next look the job is refused.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
         before, change = job.in_force, _classify(job, found)
         job.in_force = found
@@ -340,7 +340,7 @@ class ExternalWrites:
             event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
         )
         try:
-            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised the limit since
+            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised the limit since then
         except CpumondError as error:
             self.totals.complain(None, error)
         self._take_unit_write(job, before, event.values, now_s, is_conflict=True)
