@@ -6,13 +6,10 @@ from cpumond.core.measures import format_cores
 from cpumond.core.words import LAST_DAY, format_left, format_measured, format_time
 
 
-@pytest.mark.parametrize(
-    ("cores", "text"),
-    [
-        (None, "no limit"), (10.0, "10"), (3.2, "3.2"), (2.109923, "2.11"), (0.2054, "0.205"), (0.00412, "0.0041"),
-        (4.7e-7, "<0.001"), (0.0, "0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cores", "text"), [
+    (None, "no limit"), (10.0, "10"), (3.2, "3.2"), (2.109923, "2.11"), (0.2054, "0.205"), (0.00412, "0.0041"),
+    (4.7e-7, "<0.001"), (0.0, "0"),
+])  # fmt: skip
 def test_cores_are_short(cores, text):
     assert format_cores(cores) == text
 

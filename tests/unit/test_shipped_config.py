@@ -38,16 +38,13 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("section", "struct"),
-    [
-        ("", AgentConfig),
-        ("monitor", MonitorSettings),
-        ("source", Source),
-        ("operation", OperationOptions),
-        *SECTIONS.items(),
-    ],
-)
+@pytest.mark.parametrize(("section", "struct"), [
+    ("", AgentConfig),
+    ("monitor", MonitorSettings),
+    ("source", Source),
+    ("operation", OperationOptions),
+    *SECTIONS.items(),
+])  # fmt: skip
 def test_every_key_of_the_code_is_in_the_file_with_its_default(section: str, struct: type[msgspec.Struct]) -> None:
     table = parse_config_text(uncommented(), "cpumond.toml")
     if section == "source":

@@ -81,14 +81,10 @@ def copy_of(unit: Path, folder: Path, drop_ins: tuple[Path, ...] = (), more: str
     return str(copy)
 
 
-@pytest.mark.parametrize(
-    ("unit", "drop_ins"),
-    [
-        *((unit, ()) for unit in (SERVICE, SCHEDULER, SLICE, RECLAIMED)),
-        *((SERVICE, (drop_in,)) for drop_in in (*ENGINES, EXECUTOR)),
-    ],
-    ids=lambda each: each.name if isinstance(each, Path) else "+".join(path.stem for path in each),
-)
+@pytest.mark.parametrize(("unit", "drop_ins"), [
+    *((unit, ()) for unit in (SERVICE, SCHEDULER, SLICE, RECLAIMED)),
+    *((SERVICE, (drop_in,)) for drop_in in (*ENGINES, EXECUTOR)),
+], ids=lambda each: each.name if isinstance(each, Path) else "+".join(path.stem for path in each))  # fmt: skip
 def test_systemd_accepts_units_and_drop_ins(unit: Path, drop_ins: tuple[Path, ...], tmp_path: Path) -> None:
     """``systemd-analyze verify`` has nothing to say, but that of a misspelled setting."""
     verify = (need("systemd-analyze"), "verify", "--man=no", "--recursive-errors=no")
@@ -104,19 +100,15 @@ def test_the_slice_of_jobs_on_reclaimed_cpu_is_behind_all_others() -> None:
     assert "-" not in RECLAIMED.stem
 
 
-@pytest.mark.parametrize(
-    ("unit", "drop_ins", "least", "most"),
-    [
-        # What remains is mostly the network (0.5); the agent's one capability and its writable cgroup tree (0.8).
-        (SERVICE, (), 0.0, 2.0),
-        (SCHEDULER, (), 0.0, 1.4),
-        # The agent sees other processes (0.2).
-        (SERVICE, tuple(ENGINES), 0.0, 2.3),
-        # Root itself (0.4) and the capability to give files away (0.2), without which no job could be started.
-        (SERVICE, (EXECUTOR,), 2.0, 2.3),
-    ],
-    ids=["agent", "scheduler", "engines", "executor"],
-)
+@pytest.mark.parametrize(("unit", "drop_ins", "least", "most"), [
+    # What remains is mostly the network (0.5); the agent's one capability and its writable cgroup tree (0.8).
+    (SERVICE, (), 0.0, 2.0),
+    (SCHEDULER, (), 0.0, 1.4),
+    # The agent sees other processes (0.2).
+    (SERVICE, tuple(ENGINES), 0.0, 2.3),
+    # Root itself (0.4) and the capability to give files away (0.2), without which no job could be started.
+    (SERVICE, (EXECUTOR,), 2.0, 2.3),
+], ids=["agent", "scheduler", "engines", "executor"])  # fmt: skip
 def test_exposure_is_low(unit: Path, drop_ins: tuple[Path, ...], least: float, most: float, tmp_path: Path) -> None:
     """``systemd-analyze security`` sums up what a process that was taken over could reach, from 0 (nothing) to 10.
 

@@ -174,14 +174,11 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
     assert private("GET", "/v1/registered").json() == {"jobs": []}
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "sentence"),
-    [
-        (TimeoutError(), 503, "the agent's tick did not respond within 10 s; see its log"),
-        (ZeroDivisionError("x"), 500, "the agent failed to handle this request; see its log"),
-        (UnavailableError("it is not there"), 404, "it is not there"),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "sentence"), [
+    (TimeoutError(), 503, "the agent's tick did not respond within 10 s; see its log"),
+    (ZeroDivisionError("x"), 500, "the agent failed to handle this request; see its log"),
+    (UnavailableError("it is not there"), 404, "it is not there"),
+])  # fmt: skip
 def test_a_failure_behind_a_request(
     node: FakeNode, private: Caller, monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]],
     error: Exception, status: int, sentence: str,

@@ -297,13 +297,10 @@ WRONG_NODES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "words"),
-    [
-        *((f"[[source]]\n{keys}", "source 1", words) for keys, words in WRONG_SOURCES),
-        *((text, "", words) for text, words in WRONG_NODES),
-    ],
-)
+@pytest.mark.parametrize(("text", "where", "words"), [
+    *((f"[[source]]\n{keys}", "source 1", words) for keys, words in WRONG_SOURCES),
+    *((text, "", words) for text, words in WRONG_NODES),
+])  # fmt: skip
 def test_what_cannot_work_is_refused(text, where, words):
     message = refused(text + "\n")
     assert message.startswith(f"{FILE}: {where}")
@@ -402,38 +399,32 @@ def test_a_file_of_rubbish_is_told_of_in_twenty_sentences(tmp_path, capsys):
     assert "\x1b" not in err
 
 
-@pytest.mark.parametrize(
-    ("files", "told"),
-    [
-        # What only the whole shows is wrong names the file that said it last, and its table where the key is missing.
-        ({"main": "[report]\nkind = 'log'\n", "b": "\n[report]\nkind = 'http'\n"}, "b.toml:2: report.url: must be"),
-        ({"main": "[web]\nlisten = '127.0.0.1:1'\n", "b": "[web]\nlisten = '*:1'\n"}, "b.toml:2: web.listen: must be"),
-        ({"main": "managed-roots = ['..']\n", "b": ""}, "cpumond.toml:1: managed_roots: '..' must not"),
-        # Sources are counted over all files.
-        ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is only for"),
-        ({"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"}, "b.toml:1: source 2 ('a/..'): "),
-        ({"main": SOURCE, "b": "[[source]]\nkind = 'globe'\n"}, "b.toml:2: source 1.kind: must be one of"),
-        (
-            {"main": "", "b": "[log]\nlevel = 'loud'\n"},
-            'conf.d/b.toml:2: log.level: must be one of "debug", "error", "info", "warning", got \'loud\'',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("files", "told"), [
+    # What only the whole shows is wrong names the file that said it last, and its table where the key is missing.
+    ({"main": "[report]\nkind = 'log'\n", "b": "\n[report]\nkind = 'http'\n"}, "b.toml:2: report.url: must be"),
+    ({"main": "[web]\nlisten = '127.0.0.1:1'\n", "b": "[web]\nlisten = '*:1'\n"}, "b.toml:2: web.listen: must be"),
+    ({"main": "managed-roots = ['..']\n", "b": ""}, "cpumond.toml:1: managed_roots: '..' must not"),
+    # Sources are counted over all files.
+    ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is only for"),
+    ({"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"}, "b.toml:1: source 2 ('a/..'): "),
+    ({"main": SOURCE, "b": "[[source]]\nkind = 'globe'\n"}, "b.toml:2: source 1.kind: must be one of"),
+    (
+        {"main": "", "b": "[log]\nlevel = 'loud'\n"},
+        'conf.d/b.toml:2: log.level: must be one of "debug", "error", "info", "warning", got \'loud\'',
+    ),
+])  # fmt: skip
 def test_a_mistake_has_the_file_and_line_of_its_setting(tmp_path, files, told):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, **files))
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read: No such file or directory; give --config"),
-        ('node_id = "\xe4"\n'.encode("latin-1"), "it is not UTF-8 but perhaps Latin-1; save it as UTF-8"),
-        ("node_id = 'a'\n".encode("utf-16"), "it is not UTF-8 but UTF-16; save it as UTF-8"),
-        ("node_id = 'a'\n".encode("utf-16-le"), "it has zero bytes, as UTF-16 has; save it as UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (None, "cannot be read: No such file or directory; give --config"),
+    ('node_id = "\xe4"\n'.encode("latin-1"), "it is not UTF-8 but perhaps Latin-1; save it as UTF-8"),
+    ("node_id = 'a'\n".encode("utf-16"), "it is not UTF-8 but UTF-16; save it as UTF-8"),
+    ("node_id = 'a'\n".encode("utf-16-le"), "it has zero bytes, as UTF-16 has; save it as UTF-8"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path, content, said):
     path = tmp_path / "x.toml"
     if content is not None:
@@ -475,16 +466,13 @@ def test_node_below_source_below_operation_below_job():
     assert resolve(source, "o", {"increase_coefficient": 1.4}) == (1.0, 0.2, 8, 1.4)
 
 
-@pytest.mark.parametrize(
-    ("node", "source", "operation", "job", "mode"),
-    [
-        ("shadow", "reclaim", None, {}, "reclaim"),
-        ("shadow", "reclaim", "up-only", {}, "up-only"),
-        ("shadow", "reclaim", "up-only", {"mode": "off"}, "off"),
-        ("reclaim", None, None, {"enable_cpu_reclaim": False}, "shadow"),
-        (None, None, None, {"enable_cpu_reclaim": True}, "reclaim"),
-    ],
-)
+@pytest.mark.parametrize(("node", "source", "operation", "job", "mode"), [
+    ("shadow", "reclaim", None, {}, "reclaim"),
+    ("shadow", "reclaim", "up-only", {}, "up-only"),
+    ("shadow", "reclaim", "up-only", {"mode": "off"}, "off"),
+    ("reclaim", None, None, {"enable_cpu_reclaim": False}, "shadow"),
+    (None, None, None, {"enable_cpu_reclaim": True}, "reclaim"),
+])  # fmt: skip
 def test_mode_and_enable_cpu_reclaim_are_resolved_over_the_layers(node, source, operation, job, mode):
     def line(value: str | None) -> str:
         return "" if value is None else f"mode = '{value}'\n"
@@ -502,14 +490,11 @@ def test_a_layer_given_at_run_time_is_checked_against_the_layers_below():
         load_config(None).resolve_settings(None, "", layer)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"x": 1}, "job j: job-cpu-monitor.x: unknown key; "),
-        ({"check_period": "x"}, "job j: job-cpu-monitor.check_period: expected a duration "),
-        ([], "job j: job-cpu-monitor: must be a table, got a list ([])"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "message"), [
+    ({"x": 1}, "job j: job-cpu-monitor.x: unknown key; "),
+    ({"check_period": "x"}, "job j: job-cpu-monitor.check_period: expected a duration "),
+    ([], "job j: job-cpu-monitor: must be a table, got a list ([])"),
+])  # fmt: skip
 def test_a_wrong_layer_names_where_it_came_from(raw, message):
     with pytest.raises(ConfigError) as caught:
         parse_layer(raw, "job j")
@@ -526,15 +511,12 @@ def test_assignments_are_read_as_toml_and_else_as_text():
     assert parse_assignments(given) == told
 
 
-@pytest.mark.parametrize(
-    ("assignment", "message"),
-    [
-        ("x", "--set x: expected key=value, for example --set vote_window_size=7"),
-        ("smothing_factor=1", "--set: smothing_factor: unknown key; did you mean 'smoothing_factor'?"),
-        ("smoothing_factor=", "--set: smoothing_factor: must be a number in [0, 1], got ''"),
-        ("mode=on", '--set: mode: must be one of "off", "reclaim", "shadow", "up-only", got \'on\''),
-    ],
-)
+@pytest.mark.parametrize(("assignment", "message"), [
+    ("x", "--set x: expected key=value, for example --set vote_window_size=7"),
+    ("smothing_factor=1", "--set: smothing_factor: unknown key; did you mean 'smoothing_factor'?"),
+    ("smoothing_factor=", "--set: smoothing_factor: must be a number in [0, 1], got ''"),
+    ("mode=on", '--set: mode: must be one of "off", "reclaim", "shadow", "up-only", got \'on\''),
+])  # fmt: skip
 def test_a_wrong_assignment_is_refused(assignment, message):
     with pytest.raises(ConfigError) as caught:
         parse_assignments((assignment,))
@@ -547,18 +529,15 @@ CGROUP, SYSTEMD = (f'[executor]\nkind = "{kind}"' for kind in ("cgroup", "system
 JOBS_SLICE = "cpumond.slice/cpumond-jobs.slice"
 
 
-@pytest.mark.parametrize(
-    ("text", "root", "roots"),
-    [
-        (CGROUP, "cpumond-jobs", ["cpumond-jobs", "cpumond-reclaimed"]),
-        (f'{CGROUP}\ncgroup_root = "/a/b/"', "a/b", ["a/b", "cpumond-reclaimed-a-b"]),
-        (f'managed_roots = ["a"]\n{CGROUP}\ncgroup_root = "a/b"', "a/b", ["a", "a/b", "cpumond-reclaimed-a-b"]),
-        (f'managed_roots = ["b.slice"]\n{SYSTEMD}', JOBS_SLICE, ["b.slice", JOBS_SLICE, "cpumond_reclaimed.slice"]),
-        (SYSTEMD, JOBS_SLICE, [JOBS_SLICE, "cpumond_reclaimed.slice"]),
-        ('managed_roots = ["a"]', "", ["a"]),
-        ("", "", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "root", "roots"), [
+    (CGROUP, "cpumond-jobs", ["cpumond-jobs", "cpumond-reclaimed"]),
+    (f'{CGROUP}\ncgroup_root = "/a/b/"', "a/b", ["a/b", "cpumond-reclaimed-a-b"]),
+    (f'managed_roots = ["a"]\n{CGROUP}\ncgroup_root = "a/b"', "a/b", ["a", "a/b", "cpumond-reclaimed-a-b"]),
+    (f'managed_roots = ["b.slice"]\n{SYSTEMD}', JOBS_SLICE, ["b.slice", JOBS_SLICE, "cpumond_reclaimed.slice"]),
+    (SYSTEMD, JOBS_SLICE, [JOBS_SLICE, "cpumond_reclaimed.slice"]),
+    ('managed_roots = ["a"]', "", ["a"]),
+    ("", "", []),
+])  # fmt: skip
 def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) -> None:
     config = load(text)
     assert (config.executor.cgroup_root, config.find_roots(is_engines=False)) == (root, roots)

@@ -25,23 +25,20 @@ def glob(pattern: str, more: str = "") -> str:
 OUTSIDE = "is outside managed_roots ['a.slice']: the limits of its jobs never move; add"
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        (unit("b.slice"), f"cpumond.toml: source 1.slices: 'b.slice' {OUTSIDE} 'b.slice' there"),
-        (unit("b-c.slice"), f"cpumond.toml: source 1.slices: 'b-c.slice' {OUTSIDE} 'b.slice/b-c.slice' there"),
-        (glob("b/x*/y"), f"cpumond.toml: source 1.pattern: 'b/x*/y' {OUTSIDE} 'b' there"),
-        (unit("a.slice"), ""),
-        (unit("a-c.slice"), ""),
-        (unit("-.slice"), ""),  # above it: some of its jobs are inside
-        (glob("*/x"), ""),
-        ("[[source]]\nkind = 'docker'\n", ""),
-        (glob("b/x", "job-cpu-monitor.actuator = 'guarantee'"), ""),
-        (glob("a.slice/x*", "id_regex = 'job_(?P<jid>.*)'"), "cpumond.toml: source 1.id_regex: no group is named id"),
-        (glob("a.slice/x*", "id_regex = 'job_(?P<id>.*)'"), ""),
-        (glob("a.slice/x*", "id_regex = 'job_(.*)'"), ""),
-    ],
-)
+@pytest.mark.parametrize(("source", "told"), [
+    (unit("b.slice"), f"cpumond.toml: source 1.slices: 'b.slice' {OUTSIDE} 'b.slice' there"),
+    (unit("b-c.slice"), f"cpumond.toml: source 1.slices: 'b-c.slice' {OUTSIDE} 'b.slice/b-c.slice' there"),
+    (glob("b/x*/y"), f"cpumond.toml: source 1.pattern: 'b/x*/y' {OUTSIDE} 'b' there"),
+    (unit("a.slice"), ""),
+    (unit("a-c.slice"), ""),
+    (unit("-.slice"), ""),  # above it: some of its jobs are inside
+    (glob("*/x"), ""),
+    ("[[source]]\nkind = 'docker'\n", ""),
+    (glob("b/x", "job-cpu-monitor.actuator = 'guarantee'"), ""),
+    (glob("a.slice/x*", "id_regex = 'job_(?P<jid>.*)'"), "cpumond.toml: source 1.id_regex: no group is named id"),
+    (glob("a.slice/x*", "id_regex = 'job_(?P<id>.*)'"), ""),
+    (glob("a.slice/x*", "id_regex = 'job_(.*)'"), ""),
+])  # fmt: skip
 def test_a_source_of_which_nothing_comes_is_warned_of(tmp_path: Path, source: str, told: str) -> None:
     found = find(tmp_path, f"managed_roots = ['a.slice']\n{source}")
     assert [each[: len(told)] for each in found] == ([told] if told else [])

@@ -10,46 +10,43 @@ def when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
+@pytest.mark.parametrize(("changes", "sentence"), [
+    (
+        {"refused": "it is outside managed_roots", "status": "refused"},
+        ": nothing is ever written to its cgroup, because it is outside managed_roots.",
+    ),
+    (
+        {"status": "contested", "contested_losses": 5},
         (
-            {"refused": "it is outside managed_roots", "status": "refused"},
-            ": nothing is ever written to its cgroup, because it is outside managed_roots.",
+            ", as another program left it: it changed the limit back 5 times, so the agent no longer writes it. "
+            "Stop the other program's writes, then `cpumond unpin steady-low`."
         ),
+    ),
+    (
+        {"status": "overridden", "override_left_s": 570.2},
         (
-            {"status": "contested", "contested_losses": 5},
-            (
-                ", as another program left it: it changed the limit back 5 times, so the agent no longer writes it. "
-                "Stop the other program's writes, then `cpumond unpin steady-low`."
-            ),
+            ": another program set it, which is respected for another 9m30s. "
+            "`cpumond unpin steady-low` returns it to the monitor now."
         ),
+    ),
+    ({"status": "pinned", "pinned_cpu_limit": 3.2}, ": an operator pinned it until `cpumond unpin steady-low`."),
+    (
+        {"status": "pinned", "pinned_cpu_limit": 3.2, "pinned_until": 1795223999.0},
+        f": an operator pinned it until {when(1795223999.0)}.",
+    ),
+    ({"status": "off", "mode": "off"}, ": its mode is off, so it is neither measured nor changed."),
+    (
+        {"status": "shadow", "mode": "shadow", "monitor_cpu_limit": 2.5},
         (
-            {"status": "overridden", "override_left_s": 570.2},
-            (
-                ": another program set it, which is respected for another 9m30s. "
-                "`cpumond unpin steady-low` returns it to the monitor now."
-            ),
+            ": its mode is shadow, so nothing is written. In mode reclaim it would be 2.5 now, "
+            "because its recent usage is about 1.8 (smoothed)."
         ),
-        ({"status": "pinned", "pinned_cpu_limit": 3.2}, ": an operator pinned it until `cpumond unpin steady-low`."),
-        (
-            {"status": "pinned", "pinned_cpu_limit": 3.2, "pinned_until": 1795223999.0},
-            f": an operator pinned it until {when(1795223999.0)}.",
-        ),
-        ({"status": "off", "mode": "off"}, ": its mode is off, so it is neither measured nor changed."),
-        (
-            {"status": "shadow", "mode": "shadow", "monitor_cpu_limit": 2.5},
-            (
-                ": its mode is shadow, so nothing is written. In mode reclaim it would be 2.5 now, "
-                "because its recent usage is about 1.8 (smoothed)."
-            ),
-        ),
-        (
-            {"status": "shadow", "mode": "shadow", "smoothed_cpu_usage": None},
-            ": its mode is shadow, so nothing is written. In mode reclaim it would be 3.2 now.",
-        ),
-    ],
-)
+    ),
+    (
+        {"status": "shadow", "mode": "shadow", "smoothed_cpu_usage": None},
+        ": its mode is shadow, so nothing is written. In mode reclaim it would be 3.2 now.",
+    ),
+])  # fmt: skip
 def test_why_the_monitor_does_not_decide(changes, sentence):
     assert make_explain(**changes).why == (f"The limit of steady-low is 3.2 of 10 requested cores{sentence}")
 
@@ -116,67 +113,55 @@ NEEDS = "needs |sum| > 3, has "
 BELOW, ABOVE = "below 0.6 x 3.2 = 1.92 cores", "above 0.9 x 3.2 = 2.88 cores"
 
 
-@pytest.mark.parametrize(
-    ("votes", "text"),
-    [
-        ([0, -1, -1, -1, -1], f"{NEEDS}-4: 4 of 5 {BELOW} -> shrink to 3.1 (x 0.97)"),
-        ([1] * 5, f"{NEEDS}+5: 5 of 5 {ABOVE} -> grow to 4.64 (x 1.45)"),
-        ([0] * 5, f"{NEEDS}0: all between the bounds -> hold"),
-        ([-1, -1, -1, 1, 0], f"{NEEDS}-2: 3 of 5 {BELOW} and 1 of 5 {ABOVE} -> hold"),
-        ([-1, -1, -1, 0, 0], f"{NEEDS}-3: 3 of 5 {BELOW} -> hold"),
-        ([-1, -1], "decides once the window has 5 votes; now 2, sum -2"),
-        ([], "decides once the window has 5 votes; now 0, sum 0"),
-    ],
-)
+@pytest.mark.parametrize(("votes", "text"), [
+    ([0, -1, -1, -1, -1], f"{NEEDS}-4: 4 of 5 {BELOW} -> shrink to 3.1 (x 0.97)"),
+    ([1] * 5, f"{NEEDS}+5: 5 of 5 {ABOVE} -> grow to 4.64 (x 1.45)"),
+    ([0] * 5, f"{NEEDS}0: all between the bounds -> hold"),
+    ([-1, -1, -1, 1, 0], f"{NEEDS}-2: 3 of 5 {BELOW} and 1 of 5 {ABOVE} -> hold"),
+    ([-1, -1, -1, 0, 0], f"{NEEDS}-3: 3 of 5 {BELOW} -> hold"),
+    ([-1, -1], "decides once the window has 5 votes; now 2, sum -2"),
+    ([], "decides once the window has 5 votes; now 0, sum 0"),
+])  # fmt: skip
 def test_the_next_check_says_how_the_votes_stand(votes, text):
     assert make_explain(window={"votes": votes}).next == text
 
 
-@pytest.mark.parametrize(
-    ("changes", "end"),
-    [
-        ({"bounds": {"floor": 3.2}, "section": {"min_cpu_limit": 3.2}}, "but 3.2 is its floor (min_cpu_limit = 3.2)"),
-        ({"section": {"direction": "up-only"}}, "but its direction is up-only"),
-        ({"mode": "up-only"}, "but its mode is up-only"),
-        ({"held_s": 61.0}, "but restore_hold or startup_boost keeps it for another 1m1s"),
-        ({"status": "pinned"}, "shrink to 3.1 (x 0.97), not written: it is pinned"),
-        ({"mode": "shadow", "status": "shadow"}, "shrink to 3.1 (x 0.97), not written in mode shadow"),
-        ({"paused": True}, "shrink to 3.1 (x 0.97), not written while writes are paused"),
-        ({"window": {"votes": [1] * 5}, "bounds": {"cap": 3.2}}, "would grow, but 3.2 is its cap already"),
-        ({"window": {"votes": [1] * 5}, "section": {"direction": "down-only"}}, "but direction is down-only"),
-        ({"window": {"votes": [1] * 5}, "bounds": {"cap": 4.0}}, "-> grow to 4 (x 1.45)"),
-        ({"mode": "off"}, "none in mode off"),
-        ({"start_left_s": 5.0}, "measured after start_delay, in 5s"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "end"), [
+    ({"bounds": {"floor": 3.2}, "section": {"min_cpu_limit": 3.2}}, "but 3.2 is its floor (min_cpu_limit = 3.2)"),
+    ({"section": {"direction": "up-only"}}, "but its direction is up-only"),
+    ({"mode": "up-only"}, "but its mode is up-only"),
+    ({"held_s": 61.0}, "but restore_hold or startup_boost keeps it for another 1m1s"),
+    ({"status": "pinned"}, "shrink to 3.1 (x 0.97), not written: it is pinned"),
+    ({"mode": "shadow", "status": "shadow"}, "shrink to 3.1 (x 0.97), not written in mode shadow"),
+    ({"paused": True}, "shrink to 3.1 (x 0.97), not written while writes are paused"),
+    ({"window": {"votes": [1] * 5}, "bounds": {"cap": 3.2}}, "would grow, but 3.2 is its cap already"),
+    ({"window": {"votes": [1] * 5}, "section": {"direction": "down-only"}}, "but direction is down-only"),
+    ({"window": {"votes": [1] * 5}, "bounds": {"cap": 4.0}}, "-> grow to 4 (x 1.45)"),
+    ({"mode": "off"}, "none in mode off"),
+    ({"start_left_s": 5.0}, "measured after start_delay, in 5s"),
+])  # fmt: skip
 def test_the_next_check_names_what_keeps_it_from_moving(changes, end):
     assert make_explain(**changes).next.endswith(end)
 
 
-@pytest.mark.parametrize(
-    ("votes", "end"),
-    [
-        ([-1] * 4, "has -4 and one vote to come: -> shrink to 3.1 (x 0.97), if that is not +1"),
-        ([-1, -1, -1, 0], "has -3 and one vote to come: -> shrink to 3.1 (x 0.97), if that is -1"),
-        ([1, 1, 1, 0], "has +3 and one vote to come: -> grow to 4.64 (x 1.45), if that is +1"),
-        ([1] * 4, "has +4 and one vote to come: -> grow to 4.64 (x 1.45), if that is not -1"),
-        ([1, -1, 0, 0], "has 0 and one vote to come -> hold"),
-        ([1], "decides once the window has 5 votes; now 1, sum +1"),
-    ],
-)
+@pytest.mark.parametrize(("votes", "end"), [
+    ([-1] * 4, "has -4 and one vote to come: -> shrink to 3.1 (x 0.97), if that is not +1"),
+    ([-1, -1, -1, 0], "has -3 and one vote to come: -> shrink to 3.1 (x 0.97), if that is -1"),
+    ([1, 1, 1, 0], "has +3 and one vote to come: -> grow to 4.64 (x 1.45), if that is +1"),
+    ([1] * 4, "has +4 and one vote to come: -> grow to 4.64 (x 1.45), if that is not -1"),
+    ([1, -1, 0, 0], "has 0 and one vote to come -> hold"),
+    ([1], "decides once the window has 5 votes; now 1, sum +1"),
+])  # fmt: skip
 def test_the_form_of_ytsaurus_decides_with_the_next_vote(votes, end):
     e = make_explain(window={"values": votes, "votes": votes}, section={"vote_mode": "ytsaurus"})
     assert e.next.endswith(end)
 
 
-@pytest.mark.parametrize(
-    ("section", "floor", "said"),
-    [
-        ({}, 1.0, "1 core: min_cpu_limit = 1"),
-        ({"min_limit_ratio": 0.25}, 2.5, "2.5 cores: min_limit_ratio = 0.25 of the cap"),
-        ({"headroom_ratio": 0.5}, 2.7, "2.7 cores: headroom_ratio = 0.5 above the usage of the window"),
-    ],
-)
+@pytest.mark.parametrize(("section", "floor", "said"), [
+    ({}, 1.0, "1 core: min_cpu_limit = 1"),
+    ({"min_limit_ratio": 0.25}, 2.5, "2.5 cores: min_limit_ratio = 0.25 of the cap"),
+    ({"headroom_ratio": 0.5}, 2.7, "2.7 cores: headroom_ratio = 0.5 above the usage of the window"),
+])  # fmt: skip
 def test_the_floor_is_said_with_its_reason(section, floor, said):
     assert make_explain({"floor": floor}, section=section).facts["floor"] == said
 
@@ -219,30 +204,27 @@ ALL_BACK = "so the full request was restored at once"
 WAITED = "some task waited for CPU 62% of the time"
 
 
-@pytest.mark.parametrize(
-    ("decision", "reason"),
-    [
-        ({"kind": "foreign-raise"}, "another program raised it"),
-        ({"kind": "foreign-lower"}, "another program lowered it"),
-        ({"kind": "reapply"}, "written again: another write, a reload or a restart had left another limit"),
-        ({"kind": "adopt"}, "adopted as an earlier run of the agent left it"),
-        ({"kind": "pin"}, "pinned by an operator"),
-        ({"kind": "mode"}, "its mode changed"),
-        ({"kind": "new-kind"}, "new-kind"),
-        ({"votes_sum": None}, "its recent maximum fades, usage 1.75"),
-        ({"kind": "grow", "votes_sum": None}, "its recent maximum needs more, usage 1.75"),
-        ({"kind": "restore"}, f"usage 1.75 above the limit, {ALL_BACK}"),
-        (
-            {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
-            f"50% of the periods throttled at a look between two checks, {ALL_BACK}",
-        ),
-        ({**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}, f"{WAITED}, {ALL_BACK}"),
-        (
-            {**RESTORE, "throttled_ratio": 0.3, "pressure_ratio": 0.625},
-            f"30% of the periods throttled, {WAITED}, {ALL_BACK}",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("decision", "reason"), [
+    ({"kind": "foreign-raise"}, "another program raised it"),
+    ({"kind": "foreign-lower"}, "another program lowered it"),
+    ({"kind": "reapply"}, "written again: another write, a reload or a restart had left another limit"),
+    ({"kind": "adopt"}, "adopted as an earlier run of the agent left it"),
+    ({"kind": "pin"}, "pinned by an operator"),
+    ({"kind": "mode"}, "its mode changed"),
+    ({"kind": "new-kind"}, "new-kind"),
+    ({"votes_sum": None}, "its recent maximum fades, usage 1.75"),
+    ({"kind": "grow", "votes_sum": None}, "its recent maximum needs more, usage 1.75"),
+    ({"kind": "restore"}, f"usage 1.75 above the limit, {ALL_BACK}"),
+    (
+        {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
+        f"50% of the periods throttled at a look between two checks, {ALL_BACK}",
+    ),
+    ({**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}, f"{WAITED}, {ALL_BACK}"),
+    (
+        {**RESTORE, "throttled_ratio": 0.3, "pressure_ratio": 0.625},
+        f"30% of the periods throttled, {WAITED}, {ALL_BACK}",
+    ),
+])  # fmt: skip
 def test_each_kind_of_decision_has_its_reason(decision, reason):
     assert make_explain(decisions=[{**SHRINK, **decision}]).decisions[0].reason == reason
 

@@ -368,22 +368,19 @@ def test_jobs_by_status_add_up():
 # ---- throttling caused by the agent, the only kind that alerts are about
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"mode": "up-only"}, True),
-        ({"pinned_cores": 1.5}, True),
-        ({"decision": None}, False),
-        ({"decision": Decision("hold", 1.5, 1.5, throttled_ratio=0.0)}, False),
-        ({"current_cores": 4.0}, False),
-        ({"mode": "shadow"}, False),
-        ({"refused": "outside managed_roots"}, False),
-        ({"contested": True}, False),
-        ({"override_left_s": 10.0}, False),
-        ({"state": msgspec.structs.replace(STATE, hard_cores=1.5)}, False),  # it is the quota above it
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True),
+    ({"mode": "up-only"}, True),
+    ({"pinned_cores": 1.5}, True),
+    ({"decision": None}, False),
+    ({"decision": Decision("hold", 1.5, 1.5, throttled_ratio=0.0)}, False),
+    ({"current_cores": 4.0}, False),
+    ({"mode": "shadow"}, False),
+    ({"refused": "outside managed_roots"}, False),
+    ({"contested": True}, False),
+    ({"override_left_s": 10.0}, False),
+    ({"state": msgspec.structs.replace(STATE, hard_cores=1.5)}, False),  # it is the quota above it
+])  # fmt: skip
 def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
     job = make_job(**changes)
     assert exporter.is_throttled_by_us(job) is expected

@@ -90,16 +90,13 @@ def test_what_another_program_orders_counts_at_once(node):
     assert (node.job("a").state.hard_cores, node.job("a").current_cores) == (2.0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("actuator", "ceiling", "quota", "weight"),
-    [
-        ("guarantee", True, "200000 100000", "50"),
-        ("guarantee", False, "max 100000", "50"),
-        ("quota", False, "max 100000", "50"),
-        ("weight", True, "200000 100000", "50"),
-        ("quota", True, "50000 100000", "50"),
-    ],
-)
+@pytest.mark.parametrize(("actuator", "ceiling", "quota", "weight"), [
+    ("guarantee", True, "200000 100000", "50"),
+    ("guarantee", False, "max 100000", "50"),
+    ("quota", False, "max 100000", "50"),
+    ("weight", True, "200000 100000", "50"),
+    ("quota", True, "50000 100000", "50"),
+])  # fmt: skip
 @pytest.mark.parametrize("moves", ["quota", "weight"])
 def test_weights_of_our_own_jobs_follow_their_guarantees(tmp_path, actuator, ceiling, quota, weight, moves):
     """Where the tree says ``cpu_monitor_moves = "weight"``, ceilings stay as ordered whatever the actuator."""

@@ -78,16 +78,12 @@ def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
     assert samples(node)["usage"] == pytest.approx([1.0, 1.0, 0.3])
 
 
-@pytest.mark.parametrize(
-    ("page", "kept"),
-    [
-        ("", 0),
-        ("[web]\nsamples = 3\n", 0),
-        (PAGE.replace("samples = 3", "samples = 0"), 0),
-        ('[scheduler]\nurl = "http://127.0.0.1:9"\n[web]\nperiod = "1s"\n', 8),
-    ],
-    ids=["no page", "no address", "no samples", "for the scheduler"],
-)
+@pytest.mark.parametrize(("page", "kept"), [
+    ("", 0),
+    ("[web]\nsamples = 3\n", 0),
+    (PAGE.replace("samples = 3", "samples = 0"), 0),
+    ('[scheduler]\nurl = "http://127.0.0.1:9"\n[web]\nperiod = "1s"\n', 8),
+], ids=["no page", "no address", "no samples", "for the scheduler"])  # fmt: skip
 def test_none_are_kept_where_nobody_sees_them(page: str, kept: int, make_node: MakeNode):
     node = make_node({"a": FOUR}, config=QUICK + source() + page).run(8, 1.0)
     assert len(samples(node)["at"]) == kept

@@ -441,16 +441,13 @@ def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_
     assert [item[2] for item in schedule.take_due(next_s)] == [job]
 
 
-@pytest.mark.parametrize(
-    ("raw", "throttled"),
-    [
-        (b"nr_periods 12\nnr_throttled 7\nthrottled_time 99\nnr_bursts 0\nburst_time 0\n", 7),
-        (b"usage_usec 5\nnr_periods 12\nnr_throttled 1234567890123\nthrottled_usec 9\n", 1234567890123),
-        (b"usage_usec 5\nuser_usec 0\n", 0),
-        (b"nr_throttled x\n", None),
-        (b"nr_throttled 5", None),
-    ],
-)
+@pytest.mark.parametrize(("raw", "throttled"), [
+    (b"nr_periods 12\nnr_throttled 7\nthrottled_time 99\nnr_bursts 0\nburst_time 0\n", 7),
+    (b"usage_usec 5\nnr_periods 12\nnr_throttled 1234567890123\nthrottled_usec 9\n", 1234567890123),
+    (b"usage_usec 5\nuser_usec 0\n", 0),
+    (b"nr_throttled x\n", None),
+    (b"nr_throttled 5", None),
+])  # fmt: skip
 def test_the_count_of_throttled_periods_is_read_from_bytes(raw, throttled):
     with contextlib.nullcontext() if throttled is not None else pytest.raises(ValueError, match=r"invalid|not found"):
         assert parse_throttled(raw) == throttled

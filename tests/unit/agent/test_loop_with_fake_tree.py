@@ -465,13 +465,10 @@ def test_a_foreign_write_among_too_many_events_is_not_missed(make_node):
     assert (node.job("a").status, node.job("b").status, node.job("c").status) == ("overridden", "reclaim", "reclaim")
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "sysctl"),
-    [
-        ("asyncinotify.Inotify.add_watch", errno.ENOSPC, "fs.inotify.max_user_watches"),
-        ("cpumond.agent.watch.Inotify", errno.EMFILE, "fs.inotify.max_user_instances"),
-    ],
-)
+@pytest.mark.parametrize(("call", "code", "sysctl"), [
+    ("asyncinotify.Inotify.add_watch", errno.ENOSPC, "fs.inotify.max_user_watches"),
+    ("cpumond.agent.watch.Inotify", errno.EMFILE, "fs.inotify.max_user_instances"),
+])  # fmt: skip
 def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkeypatch, logs, call, code, sysctl):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -558,16 +555,12 @@ def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
     assert node.read("b") == "400000 100000"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        QUICK.replace("reclaim", "off") + source(),
-        QUICK.replace("reclaim", "shadow") + source(),
-        QUICK + 'actuator = "weight"\n' + source(),
-        QUICK + source("jobs/b"),
-    ],
-    ids=["off", "shadow", "weight", "no source"],
-)
+@pytest.mark.parametrize("config", [
+    QUICK.replace("reclaim", "off") + source(),
+    QUICK.replace("reclaim", "shadow") + source(),
+    QUICK + 'actuator = "weight"\n' + source(),
+    QUICK + source("jobs/b"),
+], ids=["off", "shadow", "weight", "no source"])  # fmt: skip
 def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
     node.config_text = config
     node.kill_and_restart()
@@ -666,25 +659,22 @@ def test_a_registered_job_is_followed_at_once_and_over_a_restart(make_node):
         control.remove_job(node.agent, "mine")
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "body", "error", "match"),
-    [
-        ("elsewhere", {}, RefusedError, "outside managed_roots"),
-        ("jobs", {}, RefusedError, "child cgroups"),
-        ("jobs/none", {}, UnavailableError, "does not exist; create it first"),
-        ("", {}, ConfigError, "must be a path below"),
-        ("jobs/../elsewhere", {}, ConfigError, "without '..'"),
-        ("jobs/a", {"cpu_limit": 0}, ConfigError, "cpu_limit must be a number"),
-        ("jobs/a", {"cpu_limit": -1.5}, ConfigError, "cpu_limit must be a number"),
-        ("jobs/a", {"cpu_limit": True}, ConfigError, "cpu_limit must be a number"),
-        ("jobs/a", {"cpu_limit": "2"}, ConfigError, "cpu_limit must be a number"),
-        ("jobs/a", {"job_cpu_monitor": {"vote_window": 3}}, ConfigError, "unknown key"),
-        ("jobs/a", {"job_cpu_monitor": [1]}, ConfigError, "must be a table"),
-        ("jobs/a", {"job_cpu_monitor": {"vote_window_size": 2, "vote_decision_threshold": 2}}, ConfigError, "never"),
-        ("jobs/a", {"job_id": "b"}, ConfigError, "already"),
-        ("jobs/a", {"job_id": "x" * 5000}, ConfigError, "job_id"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cgroup", "body", "error", "match"), [
+    ("elsewhere", {}, RefusedError, "outside managed_roots"),
+    ("jobs", {}, RefusedError, "child cgroups"),
+    ("jobs/none", {}, UnavailableError, "does not exist; create it first"),
+    ("", {}, ConfigError, "must be a path below"),
+    ("jobs/../elsewhere", {}, ConfigError, "without '..'"),
+    ("jobs/a", {"cpu_limit": 0}, ConfigError, "cpu_limit must be a number"),
+    ("jobs/a", {"cpu_limit": -1.5}, ConfigError, "cpu_limit must be a number"),
+    ("jobs/a", {"cpu_limit": True}, ConfigError, "cpu_limit must be a number"),
+    ("jobs/a", {"cpu_limit": "2"}, ConfigError, "cpu_limit must be a number"),
+    ("jobs/a", {"job_cpu_monitor": {"vote_window": 3}}, ConfigError, "unknown key"),
+    ("jobs/a", {"job_cpu_monitor": [1]}, ConfigError, "must be a table"),
+    ("jobs/a", {"job_cpu_monitor": {"vote_window_size": 2, "vote_decision_threshold": 2}}, ConfigError, "never"),
+    ("jobs/a", {"job_id": "b"}, ConfigError, "already"),
+    ("jobs/a", {"job_id": "x" * 5000}, ConfigError, "job_id"),
+])  # fmt: skip
 def test_a_job_that_cannot_be_managed_is_refused_and_not_kept(make_node, cgroup, body, error, match):
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source("jobs/b"))
     make_tree(node.root / "elsewhere", v2_cgroup())
@@ -786,14 +776,11 @@ def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
     assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"cpu_limit": 0}, {"cpu_limit": 4.1}, {"cpu_limit": "1"}, {"cpu_limit": True}, {"cpu_limit": math.nan},
-        {"cpu_limit": 1e-7}, {"ttl_s": "soon"}, {"ttl_s": -1}, {"ttl_s": 0}, {"ttl_s": True}, {"ttl_s": [1]},
-        {"ttl_s": math.inf},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [
+    {"cpu_limit": 0}, {"cpu_limit": 4.1}, {"cpu_limit": "1"}, {"cpu_limit": True}, {"cpu_limit": math.nan},
+    {"cpu_limit": 1e-7}, {"ttl_s": "soon"}, {"ttl_s": -1}, {"ttl_s": 0}, {"ttl_s": True}, {"ttl_s": [1]},
+    {"ttl_s": math.inf},
+])  # fmt: skip
 def test_a_pin_that_makes_no_sense_is_refused(make_node, body):
     node = make_node({"a": FOUR}).start()
     words = {"cpu_limit": "a pinned limit must be in .* cores, got ", "ttl_s": "ttl_s must be a number of seconds > 0"}

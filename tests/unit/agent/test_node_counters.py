@@ -38,15 +38,12 @@ def test_a_damaged_file_is_zeros_and_counts_on(tmp_path: Path, damage: bytes) ->
     assert ends(tmp_path) == {"signal": 1}
 
 
-@pytest.mark.parametrize(
-    ("result", "damage", "counted"),
-    [
-        ("watchdog", "", {"watchdog": 1}),
-        (None, "", {}),
-        ("core-dump", "nothing can be restored", {"core-dump": 1}),
-        ("signal", "nothing can be stored", {}),
-    ],
-)
+@pytest.mark.parametrize(("result", "damage", "counted"), [
+    ("watchdog", "", {"watchdog": 1}),
+    (None, "", {}),
+    ("core-dump", "nothing can be restored", {"core-dump": 1}),
+    ("signal", "nothing can be stored", {}),
+])  # fmt: skip
 def test_restore_counts_the_end_that_systemd_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str | None, damage: str, counted: dict[str, int]
 ) -> None:

@@ -150,17 +150,14 @@ def test_the_watchdog_is_fed_after_a_good_tick(manager: Manager, node: FakeNode,
     assert manager.heard() == [], "a third of the time has not passed"
 
 
-@pytest.mark.parametrize(
-    ("environment", "seconds"),
-    [
-        ({}, math.inf),
-        ({"WATCHDOG_USEC": "10000000"}, 10.0),
-        ({"WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}, 10.0),
-        ({"WATCHDOG_USEC": "10000000", "WATCHDOG_PID": "1"}, math.inf),
-        ({"WATCHDOG_USEC": "0"}, math.inf),
-        ({"WATCHDOG_USEC": "soon"}, math.inf),
-    ],
-)
+@pytest.mark.parametrize(("environment", "seconds"), [
+    ({}, math.inf),
+    ({"WATCHDOG_USEC": "10000000"}, 10.0),
+    ({"WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}, 10.0),
+    ({"WATCHDOG_USEC": "10000000", "WATCHDOG_PID": "1"}, math.inf),
+    ({"WATCHDOG_USEC": "0"}, math.inf),
+    ({"WATCHDOG_USEC": "soon"}, math.inf),
+])  # fmt: skip
 def test_the_watchdog_of_another_process_is_not_ours(environment, seconds):
     assert read_watchdog_s(environment) == seconds
 
@@ -204,16 +201,13 @@ SHADOW = QUICK.replace("reclaim", "shadow")
 MIXED = QUICK + source("jobs/a") + source("jobs/b", more='mode = "shadow"')
 
 
-@pytest.mark.parametrize(
-    ("config", "managed_roots", "status"),
-    [
-        (SHADOW + source("jobs/a"), ["jobs"],
-         "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"),
-        (SHADOW, ["jobs"], "shadow mode: nothing is written; no jobs: no [[source]] is configured"),
-        (QUICK + source("jobs/a"), [], "no job's limit may be changed: nothing is written; 1 job, "),
-        (MIXED, ["jobs"], "2 jobs (1 reclaim, 1 shadow), "),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "managed_roots", "status"), [
+    (SHADOW + source("jobs/a"), ["jobs"],
+     "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"),
+    (SHADOW, ["jobs"], "shadow mode: nothing is written; no jobs: no [[source]] is configured"),
+    (QUICK + source("jobs/a"), [], "no job's limit may be changed: nothing is written; 1 job, "),
+    (MIXED, ["jobs"], "2 jobs (1 reclaim, 1 shadow), "),
+])  # fmt: skip
 def test_why_less_is_written_is_in_the_line(
     make_node: Callable[..., FakeNode], config: str, managed_roots: list[str], status: str
 ):
@@ -237,16 +231,13 @@ class LinkedNode:
         return ReporterStats(last_error=self.error)
 
 
-@pytest.mark.parametrize(
-    ("link", "expected"),
-    [
-        (LinkedNode(None), ": not registered yet"),
-        (LinkedNode(RegistrationAnswer("node", "default", 1.0)), ": tree default"),
-        (LinkedNode(RegistrationAnswer("node", "default", 1.0), term=7), " (term 7): tree default"),
-        (LinkedNode(RegistrationAnswer("node", None, 1.0, warning="no tree fits")), ": no tree fits"),
-        (LinkedNode(None, error="connection refused"), ": connection refused"),
-    ],
-)
+@pytest.mark.parametrize(("link", "expected"), [
+    (LinkedNode(None), ": not registered yet"),
+    (LinkedNode(RegistrationAnswer("node", "default", 1.0)), ": tree default"),
+    (LinkedNode(RegistrationAnswer("node", "default", 1.0), term=7), " (term 7): tree default"),
+    (LinkedNode(RegistrationAnswer("node", None, 1.0, warning="no tree fits")), ": no tree fits"),
+    (LinkedNode(None, error="connection refused"), ": connection refused"),
+])  # fmt: skip
 def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
     node.agent.context.link = link
     node.agent.context.due.snapshot = None

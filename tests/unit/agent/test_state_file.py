@@ -86,15 +86,12 @@ def test_no_byte_can_change_without_being_noticed(path):
                 state_file.load(path, state_file.Originals)
 
 
-@pytest.mark.parametrize(
-    ("header", "match"),
-    [
-        (b"cpumond-state 2 sha256=0\n{}", "version 1"),
-        (b"another file\n", "not a state file"),
-        (b"{}", "not a state file"),
-        (b"", "not a state file"),
-    ],
-)
+@pytest.mark.parametrize(("header", "match"), [
+    (b"cpumond-state 2 sha256=0\n{}", "version 1"),
+    (b"another file\n", "not a state file"),
+    (b"{}", "not a state file"),
+    (b"", "not a state file"),
+])  # fmt: skip
 def test_a_file_of_another_kind_or_version(path, header, match):
     with open(path, "wb") as file:
         file.write(header)

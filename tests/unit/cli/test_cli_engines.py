@@ -103,16 +103,13 @@ def test_few_names_are_shown():
     assert engines.format_some(["a" * 100 + "b"]) == f" ({'a' * 31}…{'a' * 31}b)"
 
 
-@pytest.mark.parametrize(
-    ("kind", "title", "group", "text"),
-    [
-        ("docker", "docker 20.10.24", "", "dockerd 20.10.24 with 1 container"),
-        ("slurm", "slurmd 22.05.8", "", "slurmd 22.05.8 with 1 job"),
-        ("kubernetes", "kubernetes v1.29.3", "pod-1", "kubelet v1.29.3 with 1 container in 1 pod"),
-        ("kubernetes", "containerd v2.1.9", "pod-1", "containerd v2.1.9 with 1 container in 1 pod"),
-        ("podman", "", "", "podman with 1 container"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "title", "group", "text"), [
+    ("docker", "docker 20.10.24", "", "dockerd 20.10.24 with 1 container"),
+    ("slurm", "slurmd 22.05.8", "", "slurmd 22.05.8 with 1 job"),
+    ("kubernetes", "kubernetes v1.29.3", "pod-1", "kubelet v1.29.3 with 1 container in 1 pod"),
+    ("kubernetes", "containerd v2.1.9", "pod-1", "containerd v2.1.9 with 1 container in 1 pod"),
+    ("podman", "", "", "podman with 1 container"),
+])  # fmt: skip
 def test_an_engine_in_a_few_words(kind, title, group, text):
     found = FoundJob("a", group, "x/a", None, engine=EngineJob(kind, "a", "a", "x/a", group=group))
     seen = EngineSeen(kind, True, {"": EngineView(kind, {}, 1.0, "", title)}, (), (found,))

@@ -51,30 +51,24 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
     assert code in (0, 64)  # 0 with click before 8.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond --help'\.\n"),
-        (["--nonsense"], r"cpumond: No such option.* See 'cpumond --help'\.\n"),
-        (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
-        (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* Removed; .* why POOL.*\n"),
-        (["fair-share", "x", "--format", "table"], r"cpumond: .* 'table' was removed; JSON has the numbers, .*\n"),
-        (
-            ["fair-share", "simulate", "x", "--csv", "y"],
-            r"cpumond: No such option\W+--csv.* Removed; the rows are JSON.*\n",
-        ),
-        (
-            ["report", "--html", "x"],
-            r"cpumond: No such option\W+--html.* Removed; the scheduler's web page has the .*\n",
-        ),
-        (["report", "-o", "html"], r"cpumond: .* 'html' was removed; the scheduler's web page has the graphs, .*\n"),
-        (["statsu"], r"cpumond: No such command 'statsu'\. Did you mean 'status'\? See 'cpumond --help'\.\n"),
-        (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
-        (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),
-        (["explain"], r"cpumond: Missing argument 'JOB'\. See 'cpumond explain --help'\.\n"),
-        (["schema"], r"cpumond: Missing argument 'NAME\.\.\.'\. See 'cpumond schema --help'\.\n"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond --help'\.\n"),
+    (["--nonsense"], r"cpumond: No such option.* See 'cpumond --help'\.\n"),
+    (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
+    (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* Removed; .* why POOL.*\n"),
+    (["fair-share", "x", "--format", "table"], r"cpumond: .* 'table' was removed; JSON has the numbers, .*\n"),
+    (
+        ["fair-share", "simulate", "x", "--csv", "y"],
+        r"cpumond: No such option\W+--csv.* Removed; the rows are JSON.*\n",
+    ),
+    (["report", "--html", "x"], r"cpumond: No such option\W+--html.* Removed; the scheduler's web page has the .*\n"),
+    (["report", "-o", "html"], r"cpumond: .* 'html' was removed; the scheduler's web page has the graphs, .*\n"),
+    (["statsu"], r"cpumond: No such command 'statsu'\. Did you mean 'status'\? See 'cpumond --help'\.\n"),
+    (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
+    (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),
+    (["explain"], r"cpumond: Missing argument 'JOB'\. See 'cpumond explain --help'\.\n"),
+    (["schema"], r"cpumond: Missing argument 'NAME\.\.\.'\. See 'cpumond schema --help'\.\n"),
+])  # fmt: skip
 def test_a_wrong_command_line_is_64_and_one_sentence(arguments, message, capsys):
     assert run(arguments) == 64
     out, err = capsys.readouterr()
@@ -95,24 +89,21 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
     return run_with
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "sentence"),
-    [
-        (CpumondError("it is gone"), 69, "it is gone"),
-        (CreateError("cannot make x"), 73, "cannot make x"),
-        (RefusedError("outside managed_roots"), 77, "outside managed_roots"),
-        (PermissionError(13, "x", "/etc/x"), 77, "/etc/x: Permission denied; run as root"),
-        (OSError(28, "x", "/var/x"), 69, "/var/x: No space left on device"),
-        (click.UsageError("wrong"), 64, "wrong"),
-        (CpumondError("it is\n\tgone\n"), 69, "it is gone\n"),
-        (CpumondError("node \x1b]0;x\x07\x9b2J"), 69, "node \\x1b]0;x\\x07\\x9b2J\n"),
-        (
-            ZeroDivisionError("by\nzero"),
-            69,
-            "internal error: ZeroDivisionError: by zero; run with CPUMOND_DEBUG=1 for the traceback\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "sentence"), [
+    (CpumondError("it is gone"), 69, "it is gone"),
+    (CreateError("cannot make x"), 73, "cannot make x"),
+    (RefusedError("outside managed_roots"), 77, "outside managed_roots"),
+    (PermissionError(13, "x", "/etc/x"), 77, "/etc/x: Permission denied; run as root"),
+    (OSError(28, "x", "/var/x"), 69, "/var/x: No space left on device"),
+    (click.UsageError("wrong"), 64, "wrong"),
+    (CpumondError("it is\n\tgone\n"), 69, "it is gone\n"),
+    (CpumondError("node \x1b]0;x\x07\x9b2J"), 69, "node \\x1b]0;x\\x07\\x9b2J\n"),
+    (
+        ZeroDivisionError("by\nzero"),
+        69,
+        "internal error: ZeroDivisionError: by zero; run with CPUMOND_DEBUG=1 for the traceback\n",
+    ),
+])  # fmt: skip
 def test_errors_are_one_sentence_and_an_exit_code(raising, capsys, monkeypatch, error, code, sentence):
     monkeypatch.delenv("CPUMOND_DEBUG", raising=False)
     assert raising(error) == code

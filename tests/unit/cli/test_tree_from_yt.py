@@ -60,15 +60,12 @@ def test_a_tree_of_another_cluster_can_be_applied():
     assert any("enable_lightweight_operations has no effect" in text for text in change.warnings)
 
 
-@pytest.mark.parametrize(
-    ("printed", "says"),
-    [
-        ('{"$attributes":{},"$value":{}}', "expected the output of `yt get //sys/pool_trees/TREE` without --format"),
-        ("{a=", "t.yson: "),
-        ("<weight=1>#", "the tree: its pools are missing"),
-        ("{a=<weight=1>#}", 'pool "a": its pools are missing'),
-    ],
-)
+@pytest.mark.parametrize(("printed", "says"), [
+    ('{"$attributes":{},"$value":{}}', "expected the output of `yt get //sys/pool_trees/TREE` without --format"),
+    ("{a=", "t.yson: "),
+    ("<weight=1>#", "the tree: its pools are missing"),
+    ("{a=<weight=1>#}", 'pool "a": its pools are missing'),
+])  # fmt: skip
 def test_what_is_no_tree_is_refused(printed, says):
     with pytest.raises(ConfigError) as caught:
         read_yt_tree(printed, "t.yson")

@@ -103,53 +103,42 @@ TOML = 'tree = "t"\n\n[pools.a]\nweight = 1\n\n[pools.a.pools."b"]\n'
 YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "form", "told"),
-    [
-        (f"{TOML}weihgt = 1\n", "toml", 'f:7: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
-        (f"{YAML}        weihgt: 1\n", "yaml", 'f:6: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
-        (f"{TOML}label = 1\n", "toml", "put attributes that are no options below `attributes`"),
-        (f"{TOML}weight = -1\n", "toml", 'f:7: pool "b": weight: must be a number in [0, 67108864], got -1'),
-        (f"{TOML}resource_limits = {{ cpus = 1 }}\n", "toml", "f:7:"),
-        (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; put it beside"),
-        (f"{TOML}acl = [{{ action = 'alow' }}]\n", "toml", "f:7:"),
-        (f"{TOML}\n[options]\nnodes_fliter = 'x'\n", "toml", "f:9: the tree: nodes_fliter: is no option of a tree"),
-        ("[[pools.a.acl]]\naction = 'allow'\n[[pools.b.acl]]\naction = 'alow'\n", "toml", "f:1: pool"),
-        (f"{TOML}\n[pool.x]\n", "toml", "f:8: pool is unknown; did you mean pools?"),
-        (f"{TOML}\n[pools.b]\n", "toml", "f:8: pools/b occurs twice, also as pools/a/pools/b"),
-        ("pools = 3\n", "toml", "f:1: pools must be a table, got 3"),
-        ("[pools.a]\nid = 3\n", "toml", "f:2: pools/a/id must be a text, got 3"),
-        (
-            "[pools.a]\n[pools.a]\n",
-            "toml",
-            "f: line 2: `[pools.a]`: the table [pools.a] appears twice, first in line 1",
-        ),
-        ("a = x\n", "toml", "f: line 1: `a = x`: a text needs quotes; write a ="),
-        ("- a\n", "yaml", "f: the whole must be a table, got ["),
-        (f"{YAML}        weight: 1\n        weight: 2\n", "yaml", 'f: line 7: "weight" occurs twice'),
-        ("pools:\n  1: {}\n", "yaml", "f:1: pools its keys must be text, got 1; put it in quotes"),
-        ("pools: &a\n  b: *a\n", "yaml", "a value cannot contain itself"),
-        ("options: {attributes: {a: &a [*a]}}\n", "yaml", "f: line 1: a value cannot contain itself"),
-        ("tree: d\n? [a, b]\n: 1\n", "yaml", "f: line 2: a key must be a text, not a list or a table"),
-        (
-            "tree: d\noptions:\n  a: 2001-99-99\n",
-            "yaml",
-            'f: line 3: "2001-99-99" is no timestamp; put a text in quotes',
-        ),
-        ("options: {weight: !!int x}\n", "yaml", 'f: line 1: "x" is no int'),
-        ("options: {acl: [{action: allow, action: deny}]}\n", "yaml", 'f: line 1: "action" occurs twice'),
-        ("[" * 100_000, "yaml", "f: "),
-        # Numbers of YAML with the base 60, which nobody means, and which overflow.
-        ("pools:\n  a: {weight: 1:59}\n", "yaml", 'f: line 2: "1:59" is a number with the base 60 in YAML; put'),
-        (f"[pools.a]\nweight = {'9' * 5000}\n", "toml", "f: a number in it has thousands of digits"),
-        # Halves of characters, in values and in keys.
-        ('pools:\n  a: {attributes: {x: "\\ud800"}}\n', "yaml", "f: line 2: half a character (one of U+D800"),
-        ('pools:\n  "\\udc00": {}\n', "yaml", "f: line 2: half a character (one of U+D800"),
-        ('{"pools": {"a": {"attributes": {\n"x": "\\ud800"}}}}', "json", "f: line 2: half a character (one of U+D800"),
-        ('{"pools": {"a": {"attributes": {\n"x": "\\udc00"}}}}', "json", "f: line 2: half a character (one of U+D800"),
-        ('[pools.a]\nattributes.x = "\\ud800"\n', "toml", "Escaped character is not a Unicode scalar value"),
-    ],
-)
+@pytest.mark.parametrize(("text", "form", "told"), [
+    (f"{TOML}weihgt = 1\n", "toml", 'f:7: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
+    (f"{YAML}        weihgt: 1\n", "yaml", 'f:6: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
+    (f"{TOML}label = 1\n", "toml", "put attributes that are no options below `attributes`"),
+    (f"{TOML}weight = -1\n", "toml", 'f:7: pool "b": weight: must be a number in [0, 67108864], got -1'),
+    (f"{TOML}resource_limits = {{ cpus = 1 }}\n", "toml", "f:7:"),
+    (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; put it beside"),
+    (f"{TOML}acl = [{{ action = 'alow' }}]\n", "toml", "f:7:"),
+    (f"{TOML}\n[options]\nnodes_fliter = 'x'\n", "toml", "f:9: the tree: nodes_fliter: is no option of a tree"),
+    ("[[pools.a.acl]]\naction = 'allow'\n[[pools.b.acl]]\naction = 'alow'\n", "toml", "f:1: pool"),
+    (f"{TOML}\n[pool.x]\n", "toml", "f:8: pool is unknown; did you mean pools?"),
+    (f"{TOML}\n[pools.b]\n", "toml", "f:8: pools/b occurs twice, also as pools/a/pools/b"),
+    ("pools = 3\n", "toml", "f:1: pools must be a table, got 3"),
+    ("[pools.a]\nid = 3\n", "toml", "f:2: pools/a/id must be a text, got 3"),
+    ("[pools.a]\n[pools.a]\n", "toml", "f: line 2: `[pools.a]`: the table [pools.a] appears twice, first in line 1"),
+    ("a = x\n", "toml", "f: line 1: `a = x`: a text needs quotes; write a ="),
+    ("- a\n", "yaml", "f: the whole must be a table, got ["),
+    (f"{YAML}        weight: 1\n        weight: 2\n", "yaml", 'f: line 7: "weight" occurs twice'),
+    ("pools:\n  1: {}\n", "yaml", "f:1: pools its keys must be text, got 1; put it in quotes"),
+    ("pools: &a\n  b: *a\n", "yaml", "a value cannot contain itself"),
+    ("options: {attributes: {a: &a [*a]}}\n", "yaml", "f: line 1: a value cannot contain itself"),
+    ("tree: d\n? [a, b]\n: 1\n", "yaml", "f: line 2: a key must be a text, not a list or a table"),
+    ("tree: d\noptions:\n  a: 2001-99-99\n", "yaml", 'f: line 3: "2001-99-99" is no timestamp; put a text in quotes'),
+    ("options: {weight: !!int x}\n", "yaml", 'f: line 1: "x" is no int'),
+    ("options: {acl: [{action: allow, action: deny}]}\n", "yaml", 'f: line 1: "action" occurs twice'),
+    ("[" * 100_000, "yaml", "f: "),
+    # Numbers of YAML with the base 60, which nobody means, and which overflow.
+    ("pools:\n  a: {weight: 1:59}\n", "yaml", 'f: line 2: "1:59" is a number with the base 60 in YAML; put'),
+    (f"[pools.a]\nweight = {'9' * 5000}\n", "toml", "f: a number in it has thousands of digits"),
+    # Halves of characters, in values and in keys.
+    ('pools:\n  a: {attributes: {x: "\\ud800"}}\n', "yaml", "f: line 2: half a character (one of U+D800"),
+    ('pools:\n  "\\udc00": {}\n', "yaml", "f: line 2: half a character (one of U+D800"),
+    ('{"pools": {"a": {"attributes": {\n"x": "\\ud800"}}}}', "json", "f: line 2: half a character (one of U+D800"),
+    ('{"pools": {"a": {"attributes": {\n"x": "\\udc00"}}}}', "json", "f: line 2: half a character (one of U+D800"),
+    ('[pools.a]\nattributes.x = "\\ud800"\n', "toml", "Escaped character is not a Unicode scalar value"),
+])  # fmt: skip
 def test_a_mistake_is_told_with_its_line(text: str, form: Form, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_tree_text(text, "f", form)

@@ -75,14 +75,10 @@ def test_threads_that_decode_a_type_first_do_not_end_the_process() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "all decoded\n", "")
 
 
-@pytest.mark.parametrize(
-    ("error", "is_that"),
-    [
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), True),
-        (msgspec.DecodeError("Invalid UTF-8 encoded string"), True),
-        (msgspec.DecodeError("Input data was truncated"), False),
-    ],
-    ids=["msgspec 0.22", "msgspec 0.23", "another"],
-)
+@pytest.mark.parametrize(("error", "is_that"), [
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), True),
+    (msgspec.DecodeError("Invalid UTF-8 encoded string"), True),
+    (msgspec.DecodeError("Input data was truncated"), False),
+], ids=["msgspec 0.22", "msgspec 0.23", "another"])  # fmt: skip
 def test_bytes_that_are_no_text_are_known_by_either_error(error, is_that):
     assert is_no_utf8(error) is is_that

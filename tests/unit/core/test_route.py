@@ -22,13 +22,10 @@ def test_terms_only_rise():
     assert (terms.highest, terms.refused_total) == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "term"),
-    [
-        ("7", 7), ("007", 7), (str(MAX_TERM), MAX_TERM), (str(MAX_TERM + 1), None), ("0", None), ("-1", None),
-        ("1.0", None), ("٣", None), ("", None), (None, None), ("9" * 5000, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "term"), [
+    ("7", 7), ("007", 7), (str(MAX_TERM), MAX_TERM), (str(MAX_TERM + 1), None), ("0", None), ("-1", None),
+    ("1.0", None), ("٣", None), ("", None), (None, None), ("9" * 5000, None),
+])  # fmt: skip
 def test_terms_of_headers(text: str | None, term: int | None):
     assert parse_term(text) == term
 
@@ -66,15 +63,12 @@ def test_a_standby_sends_to_the_leader():
     assert route.current == C
 
 
-@pytest.mark.parametrize(
-    ("asked", "leader", "address"),
-    [
-        ("http://a", "d:9757", "http://d:9757"),
-        ("https://a:1/behind/a/proxy", "D:9757", "https://d:9757"),
-        ("http://a", "[fe80::1]:9757", "http://[fe80::1]:9757"),
-        ("http://127.0.0.1:9757", "127.0.0.1:9758", "http://127.0.0.1:9758"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "leader", "address"), [
+    ("http://a", "d:9757", "http://d:9757"),
+    ("https://a:1/behind/a/proxy", "D:9757", "https://d:9757"),
+    ("http://a", "[fe80::1]:9757", "http://[fe80::1]:9757"),
+    ("http://127.0.0.1:9757", "127.0.0.1:9758", "http://127.0.0.1:9758"),
+])  # fmt: skip
 def test_a_leader_that_is_not_configured_is_followed(asked: str, leader: str, address: str):
     route = make_route(asked)
     assert (route.standby(leader, 1.0, 0.0, 0.0), route.current) == (0.0, address)

@@ -8,16 +8,13 @@ import pytest
 from cpumond.core.words import escape, escape_json
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("Обучение 訓練", "Обучение 訓練"),
-        ("é\n'x' \\ \x1b[2J", "é\\n'x' \\ \\x1b[2J"),
-        ("שלום \u202eevil", "שלום \\u202eevil"),
-        ("👩\u200d🚀", "👩\\u200d🚀"),
-        ("\udcff", "\\udcff"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shown"), [
+    ("Обучение 訓練", "Обучение 訓練"),
+    ("é\n'x' \\ \x1b[2J", "é\\n'x' \\ \\x1b[2J"),
+    ("שלום \u202eevil", "שלום \\u202eevil"),
+    ("👩\u200d🚀", "👩\\u200d🚀"),
+    ("\udcff", "\\udcff"),
+])  # fmt: skip
 def test_only_what_cannot_be_printed_is_escaped(name, shown):
     assert escape(name) == shown
     assert escape(name).isprintable()

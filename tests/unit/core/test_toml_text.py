@@ -59,16 +59,12 @@ def test_lines_of_keys() -> None:
     assert lines[("source 2", "more", "d")] == 9
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (f"a{'.a' * 200} = 1", "a key in it has 201 names with dots between them, and at most 200 are read"),
-        ("".join(f"a{'.a' * 198}.b{number} = 1\n" for number in range(600)), "its keys with dots have too many names"),
-        ("a = 1\n" * 500_001, "it has more than 500000 keys"),
-        ("#" * (8 * 2**20 + 1), "it is longer than 8 MiB"),
-    ],
-    ids=["names", "steps", "keys", "size"],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    (f"a{'.a' * 200} = 1", "a key in it has 201 names with dots between them, and at most 200 are read"),
+    ("".join(f"a{'.a' * 198}.b{number} = 1\n" for number in range(600)), "its keys with dots have too many names"),
+    ("a = 1\n" * 500_001, "it has more than 500000 keys"),
+    ("#" * (8 * 2**20 + 1), "it is longer than 8 MiB"),
+], ids=["names", "steps", "keys", "size"])  # fmt: skip
 def test_what_would_take_long_is_not_parsed(text: str, told: str) -> None:
     with pytest.raises(ContentError, match=told):
         decode_toml(text)

@@ -87,110 +87,104 @@ def closed(mode: str) -> list[Pool]:
     return [Pool("team", resource_limits=limit(0.0)), Pool("q", "team", mode=mode)]
 
 
-@pytest.mark.parametrize(
-    ("name", "pools", "operations", "more", "rule", "words"),
-    [
-        ("o", [], [Operation("o", ROOT)], {}, "demand", "o gets nothing: it demands nothing."),
-        ("q", [Pool("q")], [], {}, "demand", "q gets nothing: it demands nothing."),
-        (
-            "o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
-            "o gets nothing: the cluster has none of the resources it demands.",
-        ),
-        (
-            "a", [Pool("q")], WEIGHTED, {}, "weight",
-            f"a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 {WANT_MORE}",
-        ),
-        (
-            "o", [Pool("q", weight=2.0), Pool("r")], GREEDY, {}, "weight",
-            f"limited by the weight of q above it, 2 of 3 {WANT_MORE}",
-        ),
-        (
-            "o", [Pool("q")], [LIMITED], {}, "limit",
-            "o gets 23.0 % of the cluster (46 of 200 cpu): limited by its resource_limits, 23.0 % of cpu (46).",
-        ),
-        (
-            "o", [Pool("q")], [replace(LIMITED, max_share_ratio=0.1)], {}, "limit",
-            "limited by its max_share_ratio, 10.0 % of cpu (20).",
-        ),
-        (
-            "o", [Pool("q", resource_limits=limit(50.0))], RIVALS[:1], {}, "limit",
-            "limited by the resource_limits of q above it, 25.0 % of cpu (50).",
-        ),
-        (
-            "o", [Pool("q", resource_limits=limit(50.0))], RIVALS, {}, "weight",
-            "still want more; q above it is at its limit, 25.0 % of cpu (50).",
-        ),
-        (
-            "q", [Pool("q")], [operation("small", "q", 1.0), LIMITED], {}, "limit",
-            "limited by the resource_limits of o inside it, 23.0 % of cpu (46).",
-        ),
-        (
-            "o", [Pool("q")], RIVALS[:1], {"root": Pool(ROOT, "", resource_limits=limit(50.0))}, "limit",
-            "limited by the resource_limits of <root> above it, 25.0 % of cpu (50).",
-        ),
-        # not its weight or its place
-        ("p", closed("fair_share"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
-        (
-            "o", [Pool("q")], GREEDY[:1], {}, "cluster",
-            f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}.",
-        ),
-        ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
-        (
-            "o0", [Pool("q", mode="fifo"), Pool("r")],
-            [*(operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in range(2)), operation("p", "r", 900.0)],
-            {}, "weight",
-            f"limited by the weight of q above it, 1 of 2 {WANT_MORE}",
-        ),
-        (
-            "o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
-            f"(50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
-        ),
-        (
-            "o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
-            f"o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first; {SCARCE}",
-        ),
-        ("p", [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "cluster", NEXT_STEP),
-        (ROOT, [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "gang", f"<root> gets nothing: {NEXT_STEP}"),
-        (
-            "g", [], [operation("g", ROOT, 120.0, gang=True), operation("o", ROOT, 120.0)], {"options": GANGS}, "gang",
-            f"g gets nothing: {AT_ONCE} does not fit.",
-        ),
-        (
-            "g", [Pool("q"), Pool("r")],
-            [operation("g", "q", 120.0, gang=True), operation("o", "q", 120.0), operation("p", "r", 900.0)],
-            {"options": GANGS}, "gang", "60.0 % of cpu does not fit; cpu is the scarce resource.",
-        ),
-        (
-            "g", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
-            f"g gets nothing: {AT_ONCE} is more than its own limits allow.",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "pools", "operations", "more", "rule", "words"), [
+    ("o", [], [Operation("o", ROOT)], {}, "demand", "o gets nothing: it demands nothing."),
+    ("q", [Pool("q")], [], {}, "demand", "q gets nothing: it demands nothing."),
+    (
+        "o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
+        "o gets nothing: the cluster has none of the resources it demands.",
+    ),
+    (
+        "a", [Pool("q")], WEIGHTED, {}, "weight",
+        f"a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 {WANT_MORE}",
+    ),
+    (
+        "o", [Pool("q", weight=2.0), Pool("r")], GREEDY, {}, "weight",
+        f"limited by the weight of q above it, 2 of 3 {WANT_MORE}",
+    ),
+    (
+        "o", [Pool("q")], [LIMITED], {}, "limit",
+        "o gets 23.0 % of the cluster (46 of 200 cpu): limited by its resource_limits, 23.0 % of cpu (46).",
+    ),
+    (
+        "o", [Pool("q")], [replace(LIMITED, max_share_ratio=0.1)], {}, "limit",
+        "limited by its max_share_ratio, 10.0 % of cpu (20).",
+    ),
+    (
+        "o", [Pool("q", resource_limits=limit(50.0))], RIVALS[:1], {}, "limit",
+        "limited by the resource_limits of q above it, 25.0 % of cpu (50).",
+    ),
+    (
+        "o", [Pool("q", resource_limits=limit(50.0))], RIVALS, {}, "weight",
+        "still want more; q above it is at its limit, 25.0 % of cpu (50).",
+    ),
+    (
+        "q", [Pool("q")], [operation("small", "q", 1.0), LIMITED], {}, "limit",
+        "limited by the resource_limits of o inside it, 23.0 % of cpu (46).",
+    ),
+    (
+        "o", [Pool("q")], RIVALS[:1], {"root": Pool(ROOT, "", resource_limits=limit(50.0))}, "limit",
+        "limited by the resource_limits of <root> above it, 25.0 % of cpu (50).",
+    ),
+    # not its weight or its place
+    ("p", closed("fair_share"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
+    (
+        "o", [Pool("q")], GREEDY[:1], {}, "cluster",
+        f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}.",
+    ),
+    ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
+    (
+        "o0", [Pool("q", mode="fifo"), Pool("r")],
+        [*(operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in range(2)), operation("p", "r", 900.0)],
+        {}, "weight",
+        f"limited by the weight of q above it, 1 of 2 {WANT_MORE}",
+    ),
+    (
+        "o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+        f"(50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
+    ),
+    (
+        "o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+        f"o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first; {SCARCE}",
+    ),
+    ("p", [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "cluster", NEXT_STEP),
+    (ROOT, [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "gang", f"<root> gets nothing: {NEXT_STEP}"),
+    (
+        "g", [], [operation("g", ROOT, 120.0, gang=True), operation("o", ROOT, 120.0)], {"options": GANGS}, "gang",
+        f"g gets nothing: {AT_ONCE} does not fit.",
+    ),
+    (
+        "g", [Pool("q"), Pool("r")],
+        [operation("g", "q", 120.0, gang=True), operation("o", "q", 120.0), operation("p", "r", 900.0)],
+        {"options": GANGS}, "gang", "60.0 % of cpu does not fit; cpu is the scarce resource.",
+    ),
+    (
+        "g", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
+        f"g gets nothing: {AT_ONCE} is more than its own limits allow.",
+    ),
+])  # fmt: skip
 def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
     found = why(name, pools, operations, **more)
     assert found.rule == rule
     assert found.lines[0].endswith(words)
 
 
-@pytest.mark.parametrize(
-    ("name", "pool", "operations", "options", "line"),
-    [
-        ("o", Pool("q"), [LIMITED], NORMAL, "    limits: 23.0 % of cpu (46) by resource_limits, in force"),
-        (
-            "o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
-            "    place 0 of fifo pool q, from 0: nothing before it",
-        ),
-        ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is distributed"),
-        ("a", Pool("q"), WEIGHTED, NORMAL, "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"),
-        ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
-        (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is fully distributed"),
-        ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
-        (
-            "g", Pool("q", step_function_for_gang_operations=False), [BIG_GANG], GANGS,
-            "  g, operation: 50.0 of 60.0 cpu demanded",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "pool", "operations", "options", "line"), [
+    ("o", Pool("q"), [LIMITED], NORMAL, "    limits: 23.0 % of cpu (46) by resource_limits, in force"),
+    (
+        "o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
+        "    place 0 of fifo pool q, from 0: nothing before it",
+    ),
+    ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is distributed"),
+    ("a", Pool("q"), WEIGHTED, NORMAL, "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"),
+    ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
+    (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is fully distributed"),
+    ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
+    (
+        "g", Pool("q", step_function_for_gang_operations=False), [BIG_GANG], GANGS,
+        "  g, operation: 50.0 of 60.0 cpu demanded",
+    ),
+])  # fmt: skip
 def test_a_line_of_the_path(name, pool, operations, options, line):
     assert line in why(name, [pool], operations, options).lines
 
@@ -238,19 +232,16 @@ DONOR = replace(HUNDRED, priority_strong_guarantee_adjustment_donorship=True)
 FIRST = guaranteed("first", "q", 80.0, priority_strong_guarantee_adjustment=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "pools", "reason"),
-    [
-        ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q exceed its own"),
-        ("q", [LIMITED_HUNDRED], "more than its limits allow"),
-        ("a", [LIMITED_HUNDRED, guaranteed("a", "q", 100.0)], "more than the limits of q above it allow"),
-        (
-            "second",
-            [DONOR, FIRST, guaranteed("second", "q", 60.0)],
-            "in q pools with priority_strong_guarantee_adjustment come first",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "pools", "reason"), [
+    ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q exceed its own"),
+    ("q", [LIMITED_HUNDRED], "more than its limits allow"),
+    ("a", [LIMITED_HUNDRED, guaranteed("a", "q", 100.0)], "more than the limits of q above it allow"),
+    (
+        "second",
+        [DONOR, FIRST, guaranteed("second", "q", 60.0)],
+        "in q pools with priority_strong_guarantee_adjustment come first",
+    ),
+])  # fmt: skip
 def test_why_a_guarantee_was_adjusted(name, pools, reason):
     lines = why(name, pools, [operation("o", name, 900.0)]).lines
     assert next(line.partition(": ")[2] for line in reversed(lines) if "adjusted down" in line) == reason
@@ -263,27 +254,24 @@ def integral(kind: str, flow: float, burst: float, seconds: float) -> IntegralGu
     return IntegralGuarantees(kind, cpu(flow), resources, accumulated_volume=volume)
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "rule", "detail"),
-    [
+@pytest.mark.parametrize(("guarantee", "rule", "detail"), [
+    (
+        integral("burst", 20.0, 100.0, 600.0),
+        "burst",
         (
-            integral("burst", 20.0, 100.0, 600.0),
-            "burst",
-            (
-                "burst: flow 10.0, burst guarantee 50.0, accumulated volume for 1000.0 over one smooth period; gets "
-                "50.0, limited by its burst guarantee"
-            ),
+            "burst: flow 10.0, burst guarantee 50.0, accumulated volume for 1000.0 over one smooth period; gets "
+            "50.0, limited by its burst guarantee"
         ),
+    ),
+    (
+        integral("relaxed", 40.0, 0.0, 600.0),
+        "relaxed",
         (
-            integral("relaxed", 40.0, 0.0, 600.0),
-            "relaxed",
-            (
-                "relaxed: flow 20.0, at most 3 x flow = 60.0, accumulated volume for 1000.0 over one smooth period; "
-                "gets 50.0, its demand and limits take no more"
-            ),
+            "relaxed: flow 20.0, at most 3 x flow = 60.0, accumulated volume for 1000.0 over one smooth period; "
+            "gets 50.0, its demand and limits take no more"
         ),
-    ],
-)
+    ),
+])  # fmt: skip
 def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, detail):
     pools = [Pool("q", integral_guarantees=guarantee), Pool("r", strong_guarantee_resources=strong(100.0))]
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
@@ -292,21 +280,18 @@ def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, de
     assert f"    {detail}" in found.lines
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "others", "detail"),
-    [
-        pytest.param(
-            integral("burst", 20.0, 100.0, 12.0), 0.0,
-            "burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, limited by its "
-            "accumulated volume\n", id="volume runs out",
-        ),
-        pytest.param(
-            integral("burst", 20.0, 150.0, 600.0), 150.0,
-            "burst guarantee 50.0 (scaled down from 75.0 since guarantees exceed the cluster)",
-            id="overcommitted",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("guarantee", "others", "detail"), [
+    pytest.param(
+        integral("burst", 20.0, 100.0, 12.0), 0.0,
+        "burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, limited by its "
+        "accumulated volume\n", id="volume runs out",
+    ),
+    pytest.param(
+        integral("burst", 20.0, 150.0, 600.0), 150.0,
+        "burst guarantee 50.0 (scaled down from 75.0 since guarantees exceed the cluster)",
+        id="overcommitted",
+    ),
+])  # fmt: skip
 def test_what_holds_a_burst_guarantee_down(guarantee, others, detail):
     pools = [Pool("q", integral_guarantees=guarantee), guaranteed("r", ROOT, others)]
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
@@ -325,22 +310,19 @@ def test_a_fifo_pool_that_puts_gangs_back():
     assert found.lines[-1] == said
 
 
-@pytest.mark.parametrize(
-    ("name", "pools", "operations", "cuts"),
-    [
-        pytest.param("o", [], [operation("o", ROOT, 100.0)], ["", ""], id="all it asks for"),
-        pytest.param(
-            "o", [Pool("q", resource_limits=limit(50.0))], [operation("o", "q", 100.0)],
-            ["", "limited by its resource_limits, 25.0 % of cpu (50)", ""], id="a limit above it",
-        ),
-        pytest.param(
-            "o", [], [operation("o", ROOT, 300.0, weight=1.0), operation("p", ROOT, 300.0, weight=3.0)],
-            ["all cpu is distributed",
-             "limited by its weight, 1 of 4 among the siblings that still want more; cpu is the scarce resource"],
-            id="a weight",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "pools", "operations", "cuts"), [
+    pytest.param("o", [], [operation("o", ROOT, 100.0)], ["", ""], id="all it asks for"),
+    pytest.param(
+        "o", [Pool("q", resource_limits=limit(50.0))], [operation("o", "q", 100.0)],
+        ["", "limited by its resource_limits, 25.0 % of cpu (50)", ""], id="a limit above it",
+    ),
+    pytest.param(
+        "o", [], [operation("o", ROOT, 300.0, weight=1.0), operation("p", ROOT, 300.0, weight=3.0)],
+        ["all cpu is distributed",
+         "limited by its weight, 1 of 4 among the siblings that still want more; cpu is the scarce resource"],
+        id="a weight",
+    ),
+])  # fmt: skip
 def test_the_path_says_where_a_share_is_cut(name, pools, operations, cuts):
     assert [step.cut for step in why(name, pools, operations).path] == cuts
 
@@ -359,13 +341,10 @@ def test_names_are_shown_harmless():
     assert found.element == "o\x1b[2J"
 
 
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [
-        (0.0, "0.0"), (0.23, "23.0"), (1.5, "150.0"), (0.0005, "0.1"), (0.00041, "0.04"), (1.2e-6, "0.0001"),
-        (1e-12, "0.0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fraction", "text"), [
+    (0.0, "0.0"), (0.23, "23.0"), (1.5, "150.0"), (0.0005, "0.1"), (0.00041, "0.04"), (1.2e-6, "0.0001"),
+    (1e-12, "0.0"),
+])  # fmt: skip
 def test_percent(fraction, text):
     assert format_percent(fraction) == text
 
@@ -378,14 +357,11 @@ def test_amounts(resource, value, text):
     assert format_amount(resource, value) == text
 
 
-@pytest.mark.parametrize(
-    ("shares", "told"),
-    [
-        ((0.01, 0.25, 0.0, 0.1, 0.0), "25.0%"),
-        ((0.033, 0.01, 0.0, 0.0, 0.0), "3.3% (by job slots)"),
-        ((0.0, 0.1, 0.0, 0.5, 0.0), "50.0% (by memory)"),
-        ((0.2, 0.2, 0.0, 0.2, 0.0), "20.0%"),
-    ],
-)
+@pytest.mark.parametrize(("shares", "told"), [
+    ((0.01, 0.25, 0.0, 0.1, 0.0), "25.0%"),
+    ((0.033, 0.01, 0.0, 0.0, 0.0), "3.3% (by job slots)"),
+    ((0.0, 0.1, 0.0, 0.5, 0.0), "50.0% (by memory)"),
+    ((0.2, 0.2, 0.0, 0.2, 0.0), "20.0%"),
+])  # fmt: skip
 def test_a_share_names_its_resource_where_that_is_not_cpu(shares: Vector, told: str) -> None:
     assert format_dominant(shares) == told

@@ -51,24 +51,21 @@ ROOM = {"volume": vec(500.0, 7000.0)}
 ABOVE = vec(CAPACITY[1] + 1000.0, CAPACITY[3] + 70.0)
 
 
-@pytest.mark.parametrize(
-    ("pool", "clock", "volume", "overflow", "acceptable"),
-    [
-        pytest.param(
-            {"volume": vec(2e6, 50.0), "last_share_ratio": 0.5}, {"seconds": None},
-            vec(2e6, 50.0), ZERO, ZERO, id="no update before",
-        ),
-        pytest.param(
-            {"volume": vec(2e6, 50.0), "last_share_ratio": 0.5}, {"seconds": 60.0, "total": ZERO},
-            vec(2e6, 50.0), ZERO, ZERO, id="no cluster",
-        ),
-        pytest.param(
-            {**ROOM, "last_share_ratio": 0.5}, {"seconds": -60.0},
-            ROOM["volume"], ZERO, vec(CAPACITY[1] - 500.0, CAPACITY[3] - 7000.0), id="time runs backwards",
-        ),
-        pytest.param({"volume": ABOVE}, {"seconds": 60.0}, ABOVE, vec(600.0, 6000.0), ZERO, id="above the capacity"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pool", "clock", "volume", "overflow", "acceptable"), [
+    pytest.param(
+        {"volume": vec(2e6, 50.0), "last_share_ratio": 0.5}, {"seconds": None},
+        vec(2e6, 50.0), ZERO, ZERO, id="no update before",
+    ),
+    pytest.param(
+        {"volume": vec(2e6, 50.0), "last_share_ratio": 0.5}, {"seconds": 60.0, "total": ZERO},
+        vec(2e6, 50.0), ZERO, ZERO, id="no cluster",
+    ),
+    pytest.param(
+        {**ROOM, "last_share_ratio": 0.5}, {"seconds": -60.0},
+        ROOM["volume"], ZERO, vec(CAPACITY[1] - 500.0, CAPACITY[3] - 7000.0), id="time runs backwards",
+    ),
+    pytest.param({"volume": ABOVE}, {"seconds": 60.0}, ABOVE, vec(600.0, 6000.0), ZERO, id="above the capacity"),
+])  # fmt: skip
 def test_a_volume_after_a_refill(pool, clock, volume, overflow, acceptable):
     """5.1: old + T * dt * (flow_ratio - last_share_ratio), between 0 and max(old, T * flow_ratio * saturation)."""
     element = run(integral("burst", "a", **pool), **clock).elements["a"]

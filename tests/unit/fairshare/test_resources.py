@@ -19,13 +19,10 @@ from cpumond.fairshare.resources import (
 )
 
 
-@pytest.mark.parametrize(
-    ("x", "rounded"),
-    [
-        (0.0, 0), (0.4, 0), (0.5, 1), (0.6, 1), (1.5, 2), (2.5, 3), (2.4999, 2), (7.0, 7),
-        (-0.4, 0), (-0.5, -1), (-2.5, -3), (1e9 + 0.5, 1e9 + 1), (2.0**51 + 1, 2.0**51 + 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("x", "rounded"), [
+    (0.0, 0), (0.4, 0), (0.5, 1), (0.6, 1), (1.5, 2), (2.5, 3), (2.4999, 2), (7.0, 7),
+    (-0.4, 0), (-0.5, -1), (-2.5, -3), (1e9 + 0.5, 1e9 + 1), (2.0**51 + 1, 2.0**51 + 1),
+])  # fmt: skip
 def test_halves_are_rounded_away_from_zero(x, rounded):
     """17: nearest integer, halves away from zero."""
     assert round_half_away(x) == rounded

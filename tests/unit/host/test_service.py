@@ -56,16 +56,13 @@ STRANGE: Place = (63, socket.SOCK_STREAM, 6, "", ("x", 0))
 """Of a family that the kernel does not have."""
 
 
-@pytest.mark.parametrize(
-    ("places", "listened_on"),
-    [
-        ([v6(ABSENT_V6), v4(ABSENT)], [ABSENT_V6, ABSENT]),
-        ([STRANGE, v4(ABSENT)], [ABSENT]),
-        ([v4(ABSENT), STRANGE], [ABSENT]),
-        # localhost on a machine without IPv6 is no reason for a warning.
-        ([v6(ABSENT_V6), v4("127.0.0.1")], ["127.0.0.1"]),
-    ],
-)
+@pytest.mark.parametrize(("places", "listened_on"), [
+    ([v6(ABSENT_V6), v4(ABSENT)], [ABSENT_V6, ABSENT]),
+    ([STRANGE, v4(ABSENT)], [ABSENT]),
+    ([v4(ABSENT), STRANGE], [ABSENT]),
+    # localhost on a machine without IPv6 is no reason for a warning.
+    ([v6(ABSENT_V6), v4("127.0.0.1")], ["127.0.0.1"]),
+])  # fmt: skip
 def test_of_the_addresses_of_a_name_those_that_can_be_are_listened_on(
     monkeypatch: pytest.MonkeyPatch,
     opened: Callable[[str], list[socket.socket]],

@@ -101,33 +101,27 @@ EXPECTED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", f"t.csv: is empty; {EXPECTED}"),
-        ("\n# nothing\n", f"t.csv: is empty; {EXPECTED}"),
-        ("seconds,cores\n", f"t.csv: is empty; {EXPECTED}"),
-        ("0,1\n", "t.csv: has only one row, so its length is unknown; give --duration, or add a row"),
-        (
-            "time_s,usage_cores\n0,0\n",
-            "t.csv: has only one row, which is the baseline of the next one; record for longer",
-        ),
-        ("\nwhen,what\n0,1\n", f"t.csv: line 2: unknown header 'when,what'; {EXPECTED}"),
-        ("seconds\n0\n", f"t.csv: line 1: unknown header 'seconds'; {EXPECTED}"),
-        ("seconds,cores,cores\n", f"t.csv: line 1: unknown header 'seconds,cores,cores'; {EXPECTED}"),
-        ("0,1\n1\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 1"),
-        ("0,1\n1,2,3\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 3"),
-        ("0,1\n1,x\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'x'"),
-        ("0,1\n1,-0.1\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '-0.1'"),
-        ("0,1\n1,nan\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'nan'"),
-        ("0,1\n1,1e7\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '1e7'"),
-        ("0,1\ninf,1\n", "t.csv: line 2: column seconds: expected a number in [-1e+15, 1e+15], got 'inf'"),
-        ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got 0.0"),
-        ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got -1.0"),
-        ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: shorten it with --duration"),
-        ("x" * 70_000, "t.csv: line 1: is longer than 64 KiB; expected comma-separated numbers"),
-        ("time_s,usage_cores\n0,0\n1,1e9\n", "t.csv: at 1 s: 1e+09 cores are more than 1e+06"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", f"t.csv: is empty; {EXPECTED}"),
+    ("\n# nothing\n", f"t.csv: is empty; {EXPECTED}"),
+    ("seconds,cores\n", f"t.csv: is empty; {EXPECTED}"),
+    ("0,1\n", "t.csv: has only one row, so its length is unknown; give --duration, or add a row"),
+    ("time_s,usage_cores\n0,0\n", "t.csv: has only one row, which is the baseline of the next one; record for longer"),
+    ("\nwhen,what\n0,1\n", f"t.csv: line 2: unknown header 'when,what'; {EXPECTED}"),
+    ("seconds\n0\n", f"t.csv: line 1: unknown header 'seconds'; {EXPECTED}"),
+    ("seconds,cores,cores\n", f"t.csv: line 1: unknown header 'seconds,cores,cores'; {EXPECTED}"),
+    ("0,1\n1\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 1"),
+    ("0,1\n1,2,3\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 3"),
+    ("0,1\n1,x\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'x'"),
+    ("0,1\n1,-0.1\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '-0.1'"),
+    ("0,1\n1,nan\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'nan'"),
+    ("0,1\n1,1e7\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '1e7'"),
+    ("0,1\ninf,1\n", "t.csv: line 2: column seconds: expected a number in [-1e+15, 1e+15], got 'inf'"),
+    ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got 0.0"),
+    ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than the row before (0.0), got -1.0"),
+    ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: shorten it with --duration"),
+    ("x" * 70_000, "t.csv: line 1: is longer than 64 KiB; expected comma-separated numbers"),
+    ("time_s,usage_cores\n0,0\n1,1e9\n", "t.csv: at 1 s: 1e+09 cores are more than 1e+06"),
+])  # fmt: skip
 def test_what_is_no_demand_is_refused_with_a_sentence(text, message):
     assert refused(text) == message

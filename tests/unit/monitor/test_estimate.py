@@ -134,17 +134,14 @@ def test_bins_of_a_timeline_hold_means() -> None:
     assert second[:2] == [pytest.approx(1.0), pytest.approx(6.0)]
 
 
-@pytest.mark.parametrize(
-    ("watched_s", "missing_s", "resolution_s", "level", "reason"),
-    [
-        (300.0, 0.0, 1.0, "low", "only 5m watched"),
-        (7200.0, 0.0, 1.0, "medium", "2h watched, less than a day"),
-        (86_400.0, 0.0, 1.0, "high", "a whole day"),
-        (86_400.0, 0.0, 30.0, "medium", "one sample every 30s: shorter bursts"),
-        (86_400.0, 0.0, 60.0, "low", "one sample every 1m"),
-        (70_000.0, 20_000.0, 1.0, "low", "22% of the time is missing"),
-    ],
-)
+@pytest.mark.parametrize(("watched_s", "missing_s", "resolution_s", "level", "reason"), [
+    (300.0, 0.0, 1.0, "low", "only 5m watched"),
+    (7200.0, 0.0, 1.0, "medium", "2h watched, less than a day"),
+    (86_400.0, 0.0, 1.0, "high", "a whole day"),
+    (86_400.0, 0.0, 30.0, "medium", "one sample every 30s: shorter bursts"),
+    (86_400.0, 0.0, 60.0, "low", "one sample every 1m"),
+    (70_000.0, 20_000.0, 1.0, "low", "22% of the time is missing"),
+])  # fmt: skip
 def test_how_sure_one_may_be(watched_s: float, missing_s: float, resolution_s: float, level: str, reason: str) -> None:
     found, reasons = judge_confidence(watched_s, missing_s, resolution_s)
     assert found == level

@@ -134,17 +134,14 @@ def test_quota_that_was_not_used_lets_a_spike_pass():
     assert [period.used_cpu_s for period in periods[200:]] == list(approx(0.18, 0.12, 0.06))
 
 
-@pytest.mark.parametrize(
-    ("poll_s", "begin", "gone"),
-    [
-        (0.0, 601, 609),  # the check at the end of the second
-        (0.1, 601, 602),  # counted when period 601 ends, noticed within 602
-        (0.2, 601, 603),  # looks come within 601, which is not counted yet, and 603
-        (0.2, 602, 603),
-        (0.3, 601, 602),  # within 602
-        (0.05, 601, 602),  # not more than one look in a period
-    ],
-)
+@pytest.mark.parametrize(("poll_s", "begin", "gone"), [
+    (0.0, 601, 609),  # the check at the end of the second
+    (0.1, 601, 602),  # counted when period 601 ends, noticed within 602
+    (0.2, 601, 603),  # looks come within 601, which is not counted yet, and 603
+    (0.2, 602, 603),
+    (0.3, 601, 602),  # within 602
+    (0.05, 601, 602),  # not more than one look in a period
+])  # fmt: skip
 def test_a_job_that_wakes_up_gets_all_back_at_the_next_look_or_check(poll_s, begin, gone):
     work = [0.0] * begin + [1.0] * 100
     periods = walk(work, 16.0, limit_rule="peak", throttle_poll_s=poll_s, burst_ratio=0.0)

@@ -19,16 +19,13 @@ def test_numbers_that_are_not_finite_are_refused_under_the_option_name(value):
         check_together(MonitorSettings(restore_hold_s=value), "here")
 
 
-@pytest.mark.parametrize(
-    ("mode", "not_given", "enabled", "disabled"),
-    [
-        (None, "shadow", "reclaim", "shadow"),
-        ("off", "off", "off", "off"),
-        ("shadow", "shadow", "shadow", "shadow"),
-        ("up-only", "up-only", "up-only", "shadow"),
-        ("reclaim", "reclaim", "reclaim", "shadow"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "not_given", "enabled", "disabled"), [
+    (None, "shadow", "reclaim", "shadow"),
+    ("off", "off", "off", "off"),
+    ("shadow", "shadow", "shadow", "shadow"),
+    ("up-only", "up-only", "up-only", "shadow"),
+    ("reclaim", "reclaim", "reclaim", "shadow"),
+])  # fmt: skip
 def test_enable_cpu_reclaim_false_holds_the_mode_to_at_most_shadow(mode, not_given, enabled, disabled):
     modes = [compute_mode(MonitorSettings(mode=mode, enable_cpu_reclaim=given)) for given in (None, True, False)]
     assert modes == [not_given, enabled, disabled]

@@ -106,13 +106,10 @@ def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
     assert policy.settle(after, decision, after.limit_cores) is after
 
 
-@pytest.mark.parametrize(
-    ("count_votes", "before", "smoothed", "after"),
-    [
-        (policy.count_document_votes, (9.0,) * 5, 1.0, ((9.0, 9.0, 1.0), -1)),
-        (policy.count_ytsaurus_votes, (-1, 0, 1, 1), 10.0, ((1, 1, 1), 3)),
-    ],
-)
+@pytest.mark.parametrize(("count_votes", "before", "smoothed", "after"), [
+    (policy.count_document_votes, (9.0,) * 5, 1.0, ((9.0, 9.0, 1.0), -1)),
+    (policy.count_ytsaurus_votes, (-1, 0, 1, 1), 10.0, ((1, 1, 1), 3)),
+])  # fmt: skip
 def test_the_window_follows_a_smaller_vote_window_size(count_votes, before, smoothed, after):
     assert count_votes(before, smoothed, 10.0, MonitorSettings(vote_window_size=3), 0.0) == after
 
@@ -138,21 +135,18 @@ def test_restore_hold_keeps_the_limit_from_shrinking_until_it_ends():
 # the other options can only keep the limit where it is or raise the floor
 
 
-@pytest.mark.parametrize(
-    ("votes_sum", "given", "limit"),
-    [
-        (5, {}, 7.25),
-        (-5, {}, 4.85),
-        (5, {"direction": "up-only"}, 7.25),
-        (-5, {"direction": "up-only"}, 5.0),
-        (5, {"direction": "down-only"}, 5.0),
-        (-5, {"direction": "down-only"}, 4.85),
-        (-5, {"startup_boost_s": 60.1}, 5.0),
-        (-5, {"startup_boost_s": 60.0}, 4.85),
-        (5, {"startup_boost_s": 60.1}, 7.25),
-        (-5, {"min_cpu_limit": 6.0}, 5.0),
-    ],
-)
+@pytest.mark.parametrize(("votes_sum", "given", "limit"), [
+    (5, {}, 7.25),
+    (-5, {}, 4.85),
+    (5, {"direction": "up-only"}, 7.25),
+    (-5, {"direction": "up-only"}, 5.0),
+    (5, {"direction": "down-only"}, 5.0),
+    (-5, {"direction": "down-only"}, 4.85),
+    (-5, {"startup_boost_s": 60.1}, 5.0),
+    (-5, {"startup_boost_s": 60.0}, 4.85),
+    (5, {"startup_boost_s": 60.1}, 7.25),
+    (-5, {"min_cpu_limit": 6.0}, 5.0),
+])  # fmt: skip
 def test_what_an_option_lets_a_sum_of_votes_do_to_5_cores_after_a_minute(votes_sum, given, limit):
     assert policy.decide(votes_sum, job(5.0), (), 60.0, MonitorSettings(**given)) == limit
 
@@ -184,15 +178,11 @@ def test_throttle_vote_counts_as_plus_1_against_any_limit():
     assert policy.count_ytsaurus_votes((), 0.0, 10.0, DEFAULTS, 0.1) == ((-1,), None)
 
 
-@pytest.mark.parametrize(
-    ("state", "seed"),
-    [
-        (start_state(10.0, 0.0, limit_cores=3.0), 0.9 * 3.0),
-        (start_state(10.0, 0.0, limit_cores=10.0), 10.0),
-        (policy.move_hard(start_state(10.0, 0.0), 16.0), 16.0),
-    ],
-    ids=["an adopted limit", "all of it, as a fresh job", "a job's CPU that changed first"],
-)
+@pytest.mark.parametrize(("state", "seed"), [
+    (start_state(10.0, 0.0, limit_cores=3.0), 0.9 * 3.0),
+    (start_state(10.0, 0.0, limit_cores=10.0), 10.0),
+    (policy.move_hard(start_state(10.0, 0.0), 16.0), 16.0),
+], ids=["an adopted limit", "all of it, as a fresh job", "a job's CPU that changed first"])  # fmt: skip
 def test_what_the_first_smoothed_value_is(state, seed):
     assert policy.smooth(state, 0.0, DEFAULTS) == seed
 

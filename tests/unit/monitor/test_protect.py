@@ -11,19 +11,15 @@ def reading(nr_periods: int, nr_throttled: int) -> CpuReading:
     return CpuReading(0.0, 0.0, nr_periods=nr_periods, nr_throttled=nr_throttled)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "ratio"),
-    [
-        ((0, 0), (10, 0), 0.0),
-        ((0, 0), (10, 3), 0.3),
-        ((100, 50), (110, 60), 1.0),
-        ((100, 50), (100, 51), 0.0),
-        ((100, 50), (90, 60), 0.0),
-        ((0, 0), (10, 11), 1.0),
-        ((0, 5), (10, 3), 0.0),
-    ],
-    ids=["none", "some", "all", "no period passed", "periods fell", "held to 1", "held to 0"],
-)
+@pytest.mark.parametrize(("before", "now", "ratio"), [
+    ((0, 0), (10, 0), 0.0),
+    ((0, 0), (10, 3), 0.3),
+    ((100, 50), (110, 60), 1.0),
+    ((100, 50), (100, 51), 0.0),
+    ((100, 50), (90, 60), 0.0),
+    ((0, 0), (10, 11), 1.0),
+    ((0, 5), (10, 3), 0.0),
+], ids=["none", "some", "all", "no period passed", "periods fell", "held to 1", "held to 0"])  # fmt: skip
 def test_share_of_throttled_periods_between_two_readings_is_in_0_to_1(before, now, ratio):
     assert compute_throttled_ratio(reading(*before), reading(*now)) == ratio
 
@@ -77,19 +73,15 @@ def test_use_above_a_limit_that_cuts_nothing_off_restores_where_asked_for(actuat
     assert not needs_restore(state, 0.0, settings, usage_cores=4.0)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "ratio"),
-    [
-        ((0.0, 1.0), (2.0, 1.5), 0.25),
-        ((0.0, 1.0), (2.0, 1.0), 0.0),
-        ((0.0, 1.0), (2.0, 9.0), 1.0),
-        ((0.0, 1.0), (2.0, 0.5), 0.0),
-        ((0.0, None), (2.0, 0.5), 0.0),
-        ((0.0, 1.0), (2.0, None), 0.0),
-        ((2.0, 1.0), (2.0, 1.5), 0.0),
-    ],
-    ids=["some", "none", "held to 1", "fell", "not read before", "not read now", "no time passed"],
-)
+@pytest.mark.parametrize(("before", "now", "ratio"), [
+    ((0.0, 1.0), (2.0, 1.5), 0.25),
+    ((0.0, 1.0), (2.0, 1.0), 0.0),
+    ((0.0, 1.0), (2.0, 9.0), 1.0),
+    ((0.0, 1.0), (2.0, 0.5), 0.0),
+    ((0.0, None), (2.0, 0.5), 0.0),
+    ((0.0, 1.0), (2.0, None), 0.0),
+    ((2.0, 1.0), (2.0, 1.5), 0.0),
+], ids=["some", "none", "held to 1", "fell", "not read before", "not read now", "no time passed"])  # fmt: skip
 def test_share_of_the_time_in_which_some_task_waited_is_in_0_to_1(before, now, ratio):
     first, second = (CpuReading(0.0, at_s, pressure_s=pressure_s) for at_s, pressure_s in (before, now))
     assert compute_pressure_ratio(first, second) == ratio

@@ -95,13 +95,10 @@ def test_what_is_no_file_of_the_pages_is_not_found(client, name):
     assert (answer.status_code, answer.headers["x-content-type-options"]) == (404, "nosniff")
 
 
-@pytest.mark.parametrize(
-    ("given", "accepted"),
-    [
-        ("", False), ("gzip", True), ("GZIP;q=1", True), ("br, gzip ; q=0.5", True), ("gzip;q=0", False),
-        ("gzip; q=0.000", False), ("*", True), ("*;q=0", False), ("gzip;q=0, *", False), ("identity", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "accepted"), [
+    ("", False), ("gzip", True), ("GZIP;q=1", True), ("br, gzip ; q=0.5", True), ("gzip;q=0", False),
+    ("gzip; q=0.000", False), ("*", True), ("*;q=0", False), ("gzip;q=0, *", False), ("identity", False),
+])  # fmt: skip
 def test_gzip_is_taken_by_name_or_star_and_not_with_weight_0(given, accepted):
     assert accepts_gzip(Headers({"accept-encoding": given} if given else {})) == accepted
 

@@ -39,28 +39,25 @@ def test_a_match_can_be_one_job_as_a_whole(root):
     assert "jobs/a/inner" in [job.path for job in scan.jobs]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("jobs/*", ["jobs/a", "jobs/b", "jobs/c.scope"]),
-        ("/jobs/*/", ["jobs/a", "jobs/b", "jobs/c.scope"]),
-        ("jobs/?", ["jobs/a", "jobs/b"]),
-        ("jobs/[ab]", ["jobs/a", "jobs/b"]),
-        ("jobs/[!a]*", ["jobs/b", "jobs/c.scope"]),
-        ("jobs/*.scope", ["jobs/c.scope"]),
-        ("*/pod*/c1", ["kube/pod1/c1", "kube/pod2/c1"]),
-        ("kube/**/c1", ["kube/pod1/c1", "kube/pod2/c1"]),
-        ("**/step_0", ["slurm/uid_1/job_7/step_0", "slurm/uid_2/job_8/step_0"]),
-        ("**/**/step_0", ["slurm/uid_1/job_7/step_0", "slurm/uid_2/job_8/step_0"]),
-        ("jobs/**", ["jobs", "jobs/a", "jobs/a/inner", "jobs/b", "jobs/c.scope"]),
-        ("jobs", ["jobs"]),
-        ("jobs/cpu.max", []),
-        ("jobs/A", []),
-        ("none/*", []),
-        ("", []),
-        ("/", []),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "found"), [
+    ("jobs/*", ["jobs/a", "jobs/b", "jobs/c.scope"]),
+    ("/jobs/*/", ["jobs/a", "jobs/b", "jobs/c.scope"]),
+    ("jobs/?", ["jobs/a", "jobs/b"]),
+    ("jobs/[ab]", ["jobs/a", "jobs/b"]),
+    ("jobs/[!a]*", ["jobs/b", "jobs/c.scope"]),
+    ("jobs/*.scope", ["jobs/c.scope"]),
+    ("*/pod*/c1", ["kube/pod1/c1", "kube/pod2/c1"]),
+    ("kube/**/c1", ["kube/pod1/c1", "kube/pod2/c1"]),
+    ("**/step_0", ["slurm/uid_1/job_7/step_0", "slurm/uid_2/job_8/step_0"]),
+    ("**/**/step_0", ["slurm/uid_1/job_7/step_0", "slurm/uid_2/job_8/step_0"]),
+    ("jobs/**", ["jobs", "jobs/a", "jobs/a/inner", "jobs/b", "jobs/c.scope"]),
+    ("jobs", ["jobs"]),
+    ("jobs/cpu.max", []),
+    ("jobs/A", []),
+    ("none/*", []),
+    ("", []),
+    ("/", []),
+])  # fmt: skip
 def test_what_a_pattern_matches(root, pattern, found):
     assert list_glob(root, pattern)[0] == found
 
@@ -93,18 +90,15 @@ def test_a_tree_deeper_than_any_hierarchy_ends(tmp_path):
     assert 20 <= len(list_glob(str(tmp_path), "**")[0]) < 60
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found", "watched"),
-    [
-        ("jobs/a", ["jobs/a"], ["jobs"]),
-        ("/jobs/a/", ["jobs/a"], ["jobs"]),
-        ("jobs/none", [], ["jobs"]),
-        ("none/below/deep", [], [""]),
-        ("jobs/b/below/deep", [], ["jobs/b"]),
-        ("jobs/cpu.max", [], ["jobs"]),
-        ("jobs/[x]", ["jobs/[x]"], ["jobs"]),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "found", "watched"), [
+    ("jobs/a", ["jobs/a"], ["jobs"]),
+    ("/jobs/a/", ["jobs/a"], ["jobs"]),
+    ("jobs/none", [], ["jobs"]),
+    ("none/below/deep", [], [""]),
+    ("jobs/b/below/deep", [], ["jobs/b"]),
+    ("jobs/cpu.max", [], ["jobs"]),
+    ("jobs/[x]", ["jobs/[x]"], ["jobs"]),
+])  # fmt: skip
 def test_a_static_path_and_where_it_would_appear(root, pattern, found, watched):
     os.mkdir(os.path.join(root, "jobs", "[x]"))
     assert list_static(root, pattern) == (found, watched)
@@ -114,24 +108,21 @@ def test_every_kind_of_the_configuration_has_a_source():
     assert {*SOURCES, "systemd", *ENGINE_KINDS} == set(get_args(get_type_hints(Source)["kind"]))
 
 
-@pytest.mark.parametrize(
-    ("source", "path", "job_id", "operation"),
-    [
-        (glob("jobs/*"), "jobs/a", "a", ""),
-        (glob("kube/*/*"), "kube/pod1/c1", "kube/pod1/c1", ""),
-        (glob("*/a"), "jobs/a", "jobs/a", ""),
-        (Source(kind="static", pattern="jobs/a", id="mine", operation="op"), "jobs/a", "mine", "op"),
-        (glob("kube/*/*", id_regex=r"kube/(?P<operation>[^/]+)/(?P<id>.+)"), "kube/pod1/c1", "c1", "pod1"),
-        (glob("kube/*/*", id_regex=r"(?P<op>pod\d)/(?P<job>c\d)"), "kube/pod1/c1", "c1", "pod1"),
-        (glob("kube/*/*", id_regex=r"(?P<operation_id>pod\d)/(?P<job_id>c\d)"), "kube/pod1/c1", "c1", "pod1"),
-        (glob("slurm/**", id_regex=r"job_(\d+)/(step_\w+)"), "slurm/uid_1/job_7/step_0", "7", "step_0"),
-        (glob("slurm/**", id_regex=r"job_(\d+)", operation="slurm"), "slurm/uid_1/job_7", "7", "slurm"),
-        (glob("slurm/**", id_regex=r"job_\d+"), "slurm/uid_1/job_7", "job_7", ""),
-        (glob("jobs/*", id_regex=r"jobs/(?:(x)|(a))"), "jobs/a", "a", ""),
-        (glob("jobs/*", id_regex=r"(?P<operation>jobs)/.*", operation="other"), "jobs/a", "jobs/a", "jobs"),
-        (glob("jobs/*", id_regex=r"(?P<operation>x)?jobs/(?P<id>.)", operation="other"), "jobs/a", "a", "other"),
-    ],
-)
+@pytest.mark.parametrize(("source", "path", "job_id", "operation"), [
+    (glob("jobs/*"), "jobs/a", "a", ""),
+    (glob("kube/*/*"), "kube/pod1/c1", "kube/pod1/c1", ""),
+    (glob("*/a"), "jobs/a", "jobs/a", ""),
+    (Source(kind="static", pattern="jobs/a", id="mine", operation="op"), "jobs/a", "mine", "op"),
+    (glob("kube/*/*", id_regex=r"kube/(?P<operation>[^/]+)/(?P<id>.+)"), "kube/pod1/c1", "c1", "pod1"),
+    (glob("kube/*/*", id_regex=r"(?P<op>pod\d)/(?P<job>c\d)"), "kube/pod1/c1", "c1", "pod1"),
+    (glob("kube/*/*", id_regex=r"(?P<operation_id>pod\d)/(?P<job_id>c\d)"), "kube/pod1/c1", "c1", "pod1"),
+    (glob("slurm/**", id_regex=r"job_(\d+)/(step_\w+)"), "slurm/uid_1/job_7/step_0", "7", "step_0"),
+    (glob("slurm/**", id_regex=r"job_(\d+)", operation="slurm"), "slurm/uid_1/job_7", "7", "slurm"),
+    (glob("slurm/**", id_regex=r"job_\d+"), "slurm/uid_1/job_7", "job_7", ""),
+    (glob("jobs/*", id_regex=r"jobs/(?:(x)|(a))"), "jobs/a", "a", ""),
+    (glob("jobs/*", id_regex=r"(?P<operation>jobs)/.*", operation="other"), "jobs/a", "jobs/a", "jobs"),
+    (glob("jobs/*", id_regex=r"(?P<operation>x)?jobs/(?P<id>.)", operation="other"), "jobs/a", "a", "other"),
+])  # fmt: skip
 def test_names(source, path, job_id, operation):
     named = name_job(source, path)
     assert (named.job_id, named.operation_id, named.path, named.source) == (job_id, operation, path, source)
@@ -183,19 +174,16 @@ def test_no_hierarchy_is_no_job(tmp_path):
     assert (scan.jobs, scan.problems) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path", "may"),
-    [
-        ("jobs/*", "jobs/a", True),
-        ("jobs/*", "jobs", True),
-        ("jobs/*", ".", True),
-        ("jobs/*", "other", False),
-        ("jobs/a*/x", "jobs/b", False),
-        ("jobs/a*/x", "jobs/a1/y", False),
-        ("jobs/**/x", "jobs/b/c", True),
-        ("/jobs//one", "jobs/one", True),
-        ("jobs/one", "jobs/two", False),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "path", "may"), [
+    ("jobs/*", "jobs/a", True),
+    ("jobs/*", "jobs", True),
+    ("jobs/*", ".", True),
+    ("jobs/*", "other", False),
+    ("jobs/a*/x", "jobs/b", False),
+    ("jobs/a*/x", "jobs/a1/y", False),
+    ("jobs/**/x", "jobs/b/c", True),
+    ("/jobs//one", "jobs/one", True),
+    ("jobs/one", "jobs/two", False),
+])  # fmt: skip
 def test_only_a_change_on_the_way_to_a_match_is_looked_at(pattern: str, path: str, may: bool) -> None:
     assert may_match(pattern, path) == may

@@ -148,21 +148,18 @@ def test_a_job_of_slurm_is_one_whatever_steps_it_has(tmp_path):
     assert named(str(tmp_path), [source("slurm")], {}) == {"slurm_n1/uid_0/job_7": "job_7"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "expected"),
-    [
-        ("docker", f"docker/{A}", True),
-        ("docker", f"system.slice/docker-{A}.scope", True),
-        ("docker", "system.slice/ssh.service", False),
-        ("podman", f"machine.slice/libpod-{A}.scope", True),
-        ("slurm", "system.slice/n1_slurmstepd.scope/job_1", True),
-        ("slurm", "hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", True),
-        ("slurm", "system.slice/slurmstepd.scope/system", False),
-        ("slurm", "slurm_n1/uid_0", True),
-        ("kubernetes", "kubepods/burstable/pod1/c", True),
-        ("kubernetes", "user.slice", False),
-    ],
-)
+@pytest.mark.parametrize(("kind", "path", "expected"), [
+    ("docker", f"docker/{A}", True),
+    ("docker", f"system.slice/docker-{A}.scope", True),
+    ("docker", "system.slice/ssh.service", False),
+    ("podman", f"machine.slice/libpod-{A}.scope", True),
+    ("slurm", "system.slice/n1_slurmstepd.scope/job_1", True),
+    ("slurm", "hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", True),
+    ("slurm", "system.slice/slurmstepd.scope/system", False),
+    ("slurm", "slurm_n1/uid_0", True),
+    ("kubernetes", "kubepods/burstable/pod1/c", True),
+    ("kubernetes", "user.slice", False),
+])  # fmt: skip
 def test_which_changes_concern_a_source(kind, path, expected):
     assert concerns(source(kind), path) is expected
 

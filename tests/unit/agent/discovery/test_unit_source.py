@@ -27,16 +27,12 @@ def units(*slices: str, **more: object) -> Source:
 LATE, WORK = "batch.slice/batch-night.slice/late.service", "batch.slice/work.service"
 
 
-@pytest.mark.parametrize(
-    ("source", "paths"),
-    [
-        (units("batch.slice"), [LATE, "batch.slice/pod.scope", "batch.slice/run-1.scope", WORK]),
-        (units("batch.slice", pattern="*.service"), [LATE, WORK]),
-        (units("batch-night.slice", pattern="l*"), [LATE]),
-        (units("-.slice", pattern="[is]*"), ["init.scope", "system.slice/ssh.service"]),
-    ],
-    ids=["and of those below it", "whose names fit", "in a slice below", "the root slice is everything"],
-)
+@pytest.mark.parametrize(("source", "paths"), [
+    (units("batch.slice"), [LATE, "batch.slice/pod.scope", "batch.slice/run-1.scope", WORK]),
+    (units("batch.slice", pattern="*.service"), [LATE, WORK]),
+    (units("batch-night.slice", pattern="l*"), [LATE]),
+    (units("-.slice", pattern="[is]*"), ["init.scope", "system.slice/ssh.service"]),
+], ids=["and of those below it", "whose names fit", "in a slice below", "the root slice is everything"])  # fmt: skip
 def test_services_and_scopes_of_a_slice(root: str, source: Source, paths: list[str]) -> None:
     assert find_cgroups(root, source)[0] == paths
 
@@ -47,13 +43,10 @@ def test_a_slice_is_watched_with_those_below_it_and_waited_for(root: str) -> Non
     assert find_cgroups(root, units("a-b-c.slice")) == ([], ["", "a.slice", "a.slice/a-b.slice"])
 
 
-@pytest.mark.parametrize(
-    ("options", "job_id", "path"),
-    [
-        ({"pattern": "work*"}, "work.service", "batch.slice/work.service"),
-        ({"pattern": "run-*", "id_regex": r"^run-(?P<id>\d+)\.scope$"}, "1", "batch.slice/run-1.scope"),
-    ],
-)
+@pytest.mark.parametrize(("options", "job_id", "path"), [
+    ({"pattern": "work*"}, "work.service", "batch.slice/work.service"),
+    ({"pattern": "run-*", "id_regex": r"^run-(?P<id>\d+)\.scope$"}, "1", "batch.slice/run-1.scope"),
+])  # fmt: skip
 def test_a_job_is_called_as_its_unit_or_a_part_of_it(
     root: str, options: dict[str, str], job_id: str, path: str
 ) -> None:
@@ -61,17 +54,14 @@ def test_a_job_is_called_as_its_unit_or_a_part_of_it(
     assert (job.job_id, job.path, job.cpu_limit_cores) == (job_id, path, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("path", "concerned"),
-    [
-        (".", True),
-        ("batch.slice", True),
-        ("batch.slice/new.service", True),
-        ("batch.slice/batch-night.slice/new.service", True),
-        ("batches.slice", False),
-        ("system.slice/new.service", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "concerned"), [
+    (".", True),
+    ("batch.slice", True),
+    ("batch.slice/new.service", True),
+    ("batch.slice/batch-night.slice/new.service", True),
+    ("batches.slice", False),
+    ("system.slice/new.service", False),
+])  # fmt: skip
 def test_only_changes_in_a_slice_concern_it(path: str, concerned: bool) -> None:
     assert concerns(units("batch.slice"), path) == concerned
     assert concerns(units("-.slice"), path)

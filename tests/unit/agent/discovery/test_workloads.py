@@ -20,73 +20,67 @@ def populated(_: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("path", "kind", "name", "detail"),
-    [
-        (f"docker/{ID}", "docker", SHORT, ""),
-        (f"system.slice/docker-{ID}.scope", "docker", SHORT, ""),
-        (f"top/docker/{ID}", "docker", SHORT, ""),
-        (f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", "docker", SHORT, "uid 1000"),
-        (f"machine.slice/libpod-{ID}.scope", "podman", SHORT, ""),
-        (f"libpod_parent/libpod-{ID}", "podman", SHORT, ""),
-        (f"system.slice/web.service/libpod-payload-{ID}", "podman", SHORT, ""),
-        (f"user.slice/user-7.slice/user@7.service/user.slice/libpod-{ID}.scope", "podman", SHORT, "uid 7"),
-        (f"system.slice/cri-containerd-{ID}.scope", "containerd", SHORT, ""),
-        (f"system.slice/nerdctl-{ID}.scope", "containerd", SHORT, ""),
-        (f"default/{ID}", "container", SHORT, ""),
-        (f"pods.slice/crio-{ID}.scope", "cri-o", SHORT, ""),
-        (f"x.slice/newengine-{ID}.scope", "container", SHORT, ""),
-        (f"{POD}/cri-containerd-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "burstable"),
-        (f"{POD}/crio-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "burstable"),
-        (POD, "kubernetes", UID, "burstable"),
-        (f"kubepods.slice/kubepods-pod{LOW}.slice/docker-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "guaranteed"),
-        (f"kubepods/besteffort/pod{UID}/{ID}", "kubernetes", f"{UID}/{SHORT}", "besteffort"),
-        (f"kubepods/pod{UID}/x", "kubernetes", f"{UID}/x", "guaranteed"),
-        (
-            f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope",
-            "kubernetes",
-            f"{UID}/{SHORT}",
-            "guaranteed",
-        ),
-        (
-            f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}",
-            "kubernetes",
-            f"{UID}/{SHORT}",
-            "burstable",
-        ),
-        ("slurm/uid_1000/job_17", "slurm", "job 17", "uid 1000"),
-        ("slurm_node7/uid_0/job_2", "slurm", "job 2", "uid 0"),
-        ("system.slice/slurmstepd.scope/job_3", "slurm", "job 3", ""),
-        ("system.slice/node7_slurmstepd.scope/job_3", "slurm", "job 3", ""),
-        ("hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", "slurm", "job sEKNKTV3WPV500", ""),
-        ("lxc/web", "lxc", "web", ""),
-        ("lxc.payload.web", "lxc", "web", ""),
-        ("lxc.payload/web", "lxc", "web", ""),
-        ("machine.slice/machine-qemu\\x2d1\\x2dvm.scope", "machine", "qemu-1-vm", ""),
-        ("machine.slice/systemd-nspawn@deb.service", "machine", "deb", ""),
-        ("system.slice/sshd.service", "unit", "sshd.service", ""),
-        ("system.slice/system-getty.slice/getty@tty1.service", "unit", "getty@tty1.service", ""),
-        ("batch.slice/batch-night.slice/run-7.scope", "unit", "run-7.scope", ""),
-        ("user.slice/user-1000.slice/session-3.scope", "unit", "session-3.scope", "uid 1000"),
-        ("user.slice/user-5.slice/user@5.service/app.slice/a.service", "unit", "a.service", "uid 5"),
-    ],
-)
+@pytest.mark.parametrize(("path", "kind", "name", "detail"), [
+    (f"docker/{ID}", "docker", SHORT, ""),
+    (f"system.slice/docker-{ID}.scope", "docker", SHORT, ""),
+    (f"top/docker/{ID}", "docker", SHORT, ""),
+    (f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", "docker", SHORT, "uid 1000"),
+    (f"machine.slice/libpod-{ID}.scope", "podman", SHORT, ""),
+    (f"libpod_parent/libpod-{ID}", "podman", SHORT, ""),
+    (f"system.slice/web.service/libpod-payload-{ID}", "podman", SHORT, ""),
+    (f"user.slice/user-7.slice/user@7.service/user.slice/libpod-{ID}.scope", "podman", SHORT, "uid 7"),
+    (f"system.slice/cri-containerd-{ID}.scope", "containerd", SHORT, ""),
+    (f"system.slice/nerdctl-{ID}.scope", "containerd", SHORT, ""),
+    (f"default/{ID}", "container", SHORT, ""),
+    (f"pods.slice/crio-{ID}.scope", "cri-o", SHORT, ""),
+    (f"x.slice/newengine-{ID}.scope", "container", SHORT, ""),
+    (f"{POD}/cri-containerd-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "burstable"),
+    (f"{POD}/crio-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "burstable"),
+    (POD, "kubernetes", UID, "burstable"),
+    (f"kubepods.slice/kubepods-pod{LOW}.slice/docker-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "guaranteed"),
+    (f"kubepods/besteffort/pod{UID}/{ID}", "kubernetes", f"{UID}/{SHORT}", "besteffort"),
+    (f"kubepods/pod{UID}/x", "kubernetes", f"{UID}/x", "guaranteed"),
+    (
+        f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope",
+        "kubernetes",
+        f"{UID}/{SHORT}",
+        "guaranteed",
+    ),
+    (
+        f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}",
+        "kubernetes",
+        f"{UID}/{SHORT}",
+        "burstable",
+    ),
+    ("slurm/uid_1000/job_17", "slurm", "job 17", "uid 1000"),
+    ("slurm_node7/uid_0/job_2", "slurm", "job 2", "uid 0"),
+    ("system.slice/slurmstepd.scope/job_3", "slurm", "job 3", ""),
+    ("system.slice/node7_slurmstepd.scope/job_3", "slurm", "job 3", ""),
+    ("hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", "slurm", "job sEKNKTV3WPV500", ""),
+    ("lxc/web", "lxc", "web", ""),
+    ("lxc.payload.web", "lxc", "web", ""),
+    ("lxc.payload/web", "lxc", "web", ""),
+    ("machine.slice/machine-qemu\\x2d1\\x2dvm.scope", "machine", "qemu-1-vm", ""),
+    ("machine.slice/systemd-nspawn@deb.service", "machine", "deb", ""),
+    ("system.slice/sshd.service", "unit", "sshd.service", ""),
+    ("system.slice/system-getty.slice/getty@tty1.service", "unit", "getty@tty1.service", ""),
+    ("batch.slice/batch-night.slice/run-7.scope", "unit", "run-7.scope", ""),
+    ("user.slice/user-1000.slice/session-3.scope", "unit", "session-3.scope", "uid 1000"),
+    ("user.slice/user-5.slice/user@5.service/app.slice/a.service", "unit", "a.service", "uid 5"),
+])  # fmt: skip
 def test_what_a_path_tells(path: str, kind: str, name: str, detail: str) -> None:
     found = classify(path)
     assert found is not None
     assert (found[0].path, found[0].kind, found[0].name, found[0].detail) == (path, kind, name, detail)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "", "docker", "system.slice", "init.scope", "kubepods", "kubepods.slice/kubepods-burstable.slice", "slurm",
-        "slurm/uid_0", "slurm/uid_0/job_7/step_0", "slurm/uid_0/job_x", "a/sEKNKTV3WPV500", "jobs/job_7", "jobs/a",
-        f"machine.slice/libpod-conmon-{ID}.scope", f"{POD}/crio-conmon-{ID}.scope", "lxc.monitor.web",
-        "user.slice/user-1000.slice/user@1000.service", "user.slice/user-1000.slice/user@1000.service/init.scope",
-        "batch/x.service", "docker/buildkit", "libpod_parent/conmon",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    "", "docker", "system.slice", "init.scope", "kubepods", "kubepods.slice/kubepods-burstable.slice", "slurm",
+    "slurm/uid_0", "slurm/uid_0/job_7/step_0", "slurm/uid_0/job_x", "a/sEKNKTV3WPV500", "jobs/job_7", "jobs/a",
+    f"machine.slice/libpod-conmon-{ID}.scope", f"{POD}/crio-conmon-{ID}.scope", "lxc.monitor.web",
+    "user.slice/user-1000.slice/user@1000.service", "user.slice/user-1000.slice/user@1000.service/init.scope",
+    "batch/x.service", "docker/buildkit", "libpod_parent/conmon",
+])  # fmt: skip
 def test_what_is_no_workload_by_its_path(path: str) -> None:
     assert classify(path) is None
 
@@ -107,22 +101,15 @@ def test_containers_are_workloads_and_the_units_around_them_are_not() -> None:
     assert pick(POD, "jobs/a", left_out=[POD, "jobs/a"]) == [], "what must not be lowered"
 
 
-@pytest.mark.parametrize(
-    ("paths", "found"),
-    [
-        (
-            [f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")] + ["slurm/uid_0/job_8"],
-            ["slurm/uid_0/job_7", "slurm/uid_0/job_8"],
-        ),
-        (
-            [f"docker/{ID}/kubelet/kubepods/pod{UID}/{OTHER}", f"docker/{ID}/system.slice/cron.service"],
-            [f"docker/{ID}"],
-        ),
-        (["lxc/web/system.slice/cron.service"], ["lxc/web"]),
-        ([f"machine.slice/libpod-{ID}.scope/container"], [f"machine.slice/libpod-{ID}.scope/container"]),
-    ],
-    ids=["a job of Slurm", "a container", "a system container", "the limit is on the child by crun"],
-)
+@pytest.mark.parametrize(("paths", "found"), [
+    (
+        [f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")] + ["slurm/uid_0/job_8"],
+        ["slurm/uid_0/job_7", "slurm/uid_0/job_8"],
+    ),
+    ([f"docker/{ID}/kubelet/kubepods/pod{UID}/{OTHER}", f"docker/{ID}/system.slice/cron.service"], [f"docker/{ID}"]),
+    (["lxc/web/system.slice/cron.service"], ["lxc/web"]),
+    ([f"machine.slice/libpod-{ID}.scope/container"], [f"machine.slice/libpod-{ID}.scope/container"]),
+], ids=["a job of Slurm", "a container", "a system container", "the limit is on the child by crun"])  # fmt: skip
 def test_the_level_of_a_workload_is_taken_once(paths: list[str], found: list[str]) -> None:
     assert pick(*paths) == found
 
@@ -135,22 +122,19 @@ def test_other_leaf_cgroups_count_where_there_are_processes() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "pattern"),
-    [
-        (f"docker/{ID}", "docker/[0-9a-f][0-9a-f]*"),
-        (f"system.slice/docker-{ID}.scope", "system.slice/docker-[0-9a-f][0-9a-f]*.scope"),
-        (f"machine.slice/libpod-{ID}.scope/container", "machine.slice/libpod-[0-9a-f][0-9a-f]*.scope/container"),
-        (f"{POD}/cri-containerd-{ID}.scope",
-         "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod*.slice/cri-containerd-[0-9a-f][0-9a-f]*.scope"),
-        (f"kubepods/pod{UID}/{ID}", "kubepods/pod*/[0-9a-f][0-9a-f]*"),
-        ("slurm/uid_0/job_7/step_batch/task_0", "slurm/uid_*/job_*/step_*/task_*"),
-        ("lxc.payload.web", "lxc.payload.*"),
-        ("machine.slice/machine-qemu.scope", "machine.slice/machine-*.scope"),
-        ("user.slice/user-1000.slice/session-3.scope", "user.slice/user-*.slice/session-*.scope"),
-        ("batch-1/x*y", "batch-1/x?y"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "pattern"), [
+    (f"docker/{ID}", "docker/[0-9a-f][0-9a-f]*"),
+    (f"system.slice/docker-{ID}.scope", "system.slice/docker-[0-9a-f][0-9a-f]*.scope"),
+    (f"machine.slice/libpod-{ID}.scope/container", "machine.slice/libpod-[0-9a-f][0-9a-f]*.scope/container"),
+    (f"{POD}/cri-containerd-{ID}.scope",
+     "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod*.slice/cri-containerd-[0-9a-f][0-9a-f]*.scope"),
+    (f"kubepods/pod{UID}/{ID}", "kubepods/pod*/[0-9a-f][0-9a-f]*"),
+    ("slurm/uid_0/job_7/step_batch/task_0", "slurm/uid_*/job_*/step_*/task_*"),
+    ("lxc.payload.web", "lxc.payload.*"),
+    ("machine.slice/machine-qemu.scope", "machine.slice/machine-*.scope"),
+    ("user.slice/user-1000.slice/session-3.scope", "user.slice/user-*.slice/session-*.scope"),
+    ("batch-1/x*y", "batch-1/x?y"),
+])  # fmt: skip
 def test_a_glob_for_a_path_and_its_like(path: str, pattern: str) -> None:
     assert generalise(path) == pattern
 

@@ -168,17 +168,13 @@ def test_the_monitors_figures_are_reported(world: World) -> None:
         assert {name: getattr(report, name) for name in known} == told
 
 
-@pytest.mark.parametrize(
-    ("options", "layer"),
-    [
-        (
-            {"check_period": 100, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
-            {"check_period": 0.1, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
-        ),
-        ({"nonsense": 1}, {}),
-    ],
-    ids=["times in milliseconds", "without sense, which does not stop the job"],
-)
+@pytest.mark.parametrize(("options", "layer"), [
+    (
+        {"check_period": 100, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
+        {"check_period": 0.1, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
+    ),
+    ({"nonsense": 1}, {}),
+], ids=["times in milliseconds", "without sense, which does not stop the job"])  # fmt: skip
 def test_options_of_the_monitor(world: World, options: dict[str, Any], layer: dict[str, Any]) -> None:
     world.run("j1", job_cpu_monitor=options)
     [found] = world.jobs.found_jobs()
@@ -197,15 +193,12 @@ def test_a_job_waits_for_room_and_does_not_hold_up_the_next(world: World) -> Non
     assert world.state("big") == "starting"
 
 
-@pytest.mark.parametrize(
-    ("order", "word"),
-    [
-        ({"cpu_limit": 2.5}, "2.5 cpu of 2"),
-        ({"memory_limit": 901}, "memory"),
-        ({"user_slots": 3}, "user_slots"),
-        ({"memory_limit": 200, "reclaimed": True}, "the node had no room for it within 30 s: 200 memory of 100 free"),
-    ],
-)
+@pytest.mark.parametrize(("order", "word"), [
+    ({"cpu_limit": 2.5}, "2.5 cpu of 2"),
+    ({"memory_limit": 901}, "memory"),
+    ({"user_slots": 3}, "user_slots"),
+    ({"memory_limit": 200, "reclaimed": True}, "the node had no room for it within 30 s: 200 memory of 100 free"),
+])  # fmt: skip
 def test_a_job_without_room_gives_up_after_its_time(world: World, order: dict[str, Any], word: str) -> None:
     world.run("j1", cpu_limit=1.0)
     world.other_cores = 1.0
@@ -290,31 +283,28 @@ CHECKED = {"interruptible": True, "interruption_signal": "SIGINT"}
 PREEMPTED, TOO_MUCH = "preempted", "resource_overdraft"
 
 
-@pytest.mark.parametrize(
-    ("order", "stopped", "ended", "state", "words"),
-    [
-        ({}, "", {"exit_code": 0}, "completed", ""),
-        ({}, "", {"exit_code": 3}, "failed", "exit code 3"),
-        ({}, "", {"exit_code": 1, "last_words": LAST_WORDS}, "failed", "exit code 1; stderr: No such module: x?[31m"),
-        ({}, "", {"signal": 11}, "failed", "killed by SIGSEGV"),
-        ({}, "", OOM, "failed", "out of memory: it requested memory_limit = 100 bytes"),
-        ({"memory_limit": 0}, "", OOM, "aborted", "the node ran out of memory"),
-        ({}, "", {"problem": "its exit code was lost"}, "lost", "its exit code was lost"),
-        # Where memory is reserved, one that the kernel kills below its limit has not failed.
-        (RESERVES, "", {**OOM, "max_memory": 60 * MIB}, "aborted", f"{MEMORY_OVERDRAFT}{60 * MIB} of {50 * MIB}"),
-        (RESERVES, "", {**OOM, "max_memory": 40 * MIB}, "aborted", "the node ran out of memory"),
-        (RESERVES, "", {**OOM, "max_memory": 100 * MIB}, "failed", "out of memory: it requested memory_limit"),
-        (RESERVES, "", OOM, "failed", "out of memory: it requested memory_limit"),
-        # One that is told to stop.
-        ({}, PREEMPTED, {"exit_code": 0}, "aborted", "because"),
-        ({}, PREEMPTED, {"exit_code": 0, "finish_time": 149.9}, "completed", ""),
-        ({"interruptible": True}, PREEMPTED, {"exit_code": 0}, "completed", ""),
-        (CHECKED, PREEMPTED, {"exit_code": 0}, "completed", ""),
-        (CHECKED, PREEMPTED, {"exit_code": 3}, "failed", "exit code 3"),
-        (CHECKED, PREEMPTED, {"signal": 2}, "aborted", "because"),
-        (CHECKED, TOO_MUCH, {"exit_code": 3}, "aborted", "because"),
-    ],
-)
+@pytest.mark.parametrize(("order", "stopped", "ended", "state", "words"), [
+    ({}, "", {"exit_code": 0}, "completed", ""),
+    ({}, "", {"exit_code": 3}, "failed", "exit code 3"),
+    ({}, "", {"exit_code": 1, "last_words": LAST_WORDS}, "failed", "exit code 1; stderr: No such module: x?[31m"),
+    ({}, "", {"signal": 11}, "failed", "killed by SIGSEGV"),
+    ({}, "", OOM, "failed", "out of memory: it requested memory_limit = 100 bytes"),
+    ({"memory_limit": 0}, "", OOM, "aborted", "the node ran out of memory"),
+    ({}, "", {"problem": "its exit code was lost"}, "lost", "its exit code was lost"),
+    # Where memory is reserved, one that the kernel kills below its limit has not failed.
+    (RESERVES, "", {**OOM, "max_memory": 60 * MIB}, "aborted", f"{MEMORY_OVERDRAFT}{60 * MIB} of {50 * MIB}"),
+    (RESERVES, "", {**OOM, "max_memory": 40 * MIB}, "aborted", "the node ran out of memory"),
+    (RESERVES, "", {**OOM, "max_memory": 100 * MIB}, "failed", "out of memory: it requested memory_limit"),
+    (RESERVES, "", OOM, "failed", "out of memory: it requested memory_limit"),
+    # One that is told to stop.
+    ({}, PREEMPTED, {"exit_code": 0}, "aborted", "because"),
+    ({}, PREEMPTED, {"exit_code": 0, "finish_time": 149.9}, "completed", ""),
+    ({"interruptible": True}, PREEMPTED, {"exit_code": 0}, "completed", ""),
+    (CHECKED, PREEMPTED, {"exit_code": 0}, "completed", ""),
+    (CHECKED, PREEMPTED, {"exit_code": 3}, "failed", "exit code 3"),
+    (CHECKED, PREEMPTED, {"signal": 2}, "aborted", "because"),
+    (CHECKED, TOO_MUCH, {"exit_code": 3}, "aborted", "because"),
+])  # fmt: skip
 def test_what_an_end_means(order: dict[str, Any], stopped: str, ended: dict[str, Any], state: str, words: str) -> None:
     """It ran from 100 on, and was told to stop at 150."""
     told = {"stop": stop("j1", kind=stopped), "stopped_at": 150.0} if stopped else {}
@@ -331,16 +321,12 @@ def test_a_job_that_may_have_begun_unseen_is_lost_also_when_stopped(world: World
     assert (finished["state"], finished["start_time"]) == ("lost", None)
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ({}, (signal.SIGTERM, False)),
-        (CHECKED, (signal.SIGINT, False)),
-        ({**CHECKED, "signal_root_process_only": True}, (signal.SIGINT, True)),
-        ({"interruption_signal": "SIGNEW"}, (signal.SIGTERM, False)),
-    ],
-    ids=["usual", "its own", "the first process", "of a later version"],
-)
+@pytest.mark.parametrize(("order", "expected"), [
+    ({}, (signal.SIGTERM, False)),
+    (CHECKED, (signal.SIGINT, False)),
+    ({**CHECKED, "signal_root_process_only": True}, (signal.SIGINT, True)),
+    ({"interruption_signal": "SIGNEW"}, (signal.SIGTERM, False)),
+], ids=["usual", "its own", "the first process", "of a later version"])  # fmt: skip
 def test_a_job_is_interrupted_by_its_signal(world: World, order: dict[str, Any], expected: tuple[int, bool]) -> None:
     world.run("j1", **order)
     world.obey(stop=[stop("j1")])
@@ -443,21 +429,18 @@ def config_of(tmp_path: Path, executor: str) -> AgentConfig:
     return finish_config(parse_config_text(text, "t"), "t")
 
 
-@pytest.mark.parametrize(
-    ("executor", "user", "runs_as", "words"),
-    [
-        (TOKEN, "nobody", "nobody", ""),
-        ("allow_root = true", "root", "root", ""),
-        ("allow_root = true", "nobody", "nobody", ""),
-        (f"min_uid = 1{TOKEN}", "daemon", "daemon", ""),
-        (f'user = "daemon"{TOKEN}', "nobody", "daemon", ""),
-        ('user = "nobody"', "root", "nobody", ""),
-        ("", "root", "", "allow_root = true"),
-        ("", "nobody", "", "requires no tokens"),
-        (TOKEN, "daemon", "", "a system account"),
-        *(("", user, "", "is unknown on node n") for user in ("no-such-user-here", "", "a\0b")),
-    ],
-)
+@pytest.mark.parametrize(("executor", "user", "runs_as", "words"), [
+    (TOKEN, "nobody", "nobody", ""),
+    ("allow_root = true", "root", "root", ""),
+    ("allow_root = true", "nobody", "nobody", ""),
+    (f"min_uid = 1{TOKEN}", "daemon", "daemon", ""),
+    (f'user = "daemon"{TOKEN}', "nobody", "daemon", ""),
+    ('user = "nobody"', "root", "nobody", ""),
+    ("", "root", "", "allow_root = true"),
+    ("", "nobody", "", "requires no tokens"),
+    (TOKEN, "daemon", "", "a system account"),
+    *(("", user, "", "is unknown on node n") for user in ("no-such-user-here", "", "a\0b")),
+])  # fmt: skip
 def test_root_runs_jobs_as_the_nodes_user_or_the_operations_or_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, user: str, runs_as: str, words: str
 ) -> None:
@@ -937,17 +920,14 @@ def test_jobs_occupy_their_reserve_and_may_use_more_while_the_node_has_it(world:
     assert {call for call, _ in world.executor.calls} == {"start"}
 
 
-@pytest.mark.parametrize(
-    ("used", "available", "gone"),
-    [
-        ({"a": 400, "b": 400, "c": 190}, None, []),
-        ({"a": 400, "b": 400, "c": 210}, None, ["b"]),
-        ({"a": 400, "b": 240, "c": 400}, None, ["a"]),
-        ({"a": 240, "b": 250, "c": 600}, None, []),
-        ({"a": 300, "b": 300, "c": 10}, 2**26 - 301, ["a", "b"]),
-        ({"a": 300, "b": 300, "c": 10}, 2**26, []),
-    ],
-)
+@pytest.mark.parametrize(("used", "available", "gone"), [
+    ({"a": 400, "b": 400, "c": 190}, None, []),
+    ({"a": 400, "b": 400, "c": 210}, None, ["b"]),
+    ({"a": 400, "b": 240, "c": 400}, None, ["a"]),
+    ({"a": 240, "b": 250, "c": 600}, None, []),
+    ({"a": 300, "b": 300, "c": 10}, 2**26 - 301, ["a", "b"]),
+    ({"a": 300, "b": 300, "c": 10}, 2**26, []),
+])  # fmt: skip
 def test_a_node_short_of_memory_aborts_the_latest_above_its_reserve(
     world: World, used: dict[str, int], available: int | None, gone: list[str]
 ) -> None:

@@ -67,15 +67,12 @@ def test_losses_far_enough_apart_are_no_contest(losses, backoff_s, calm_s):
     assert before.lose(calm_s, backoff_s, 99).losses == 1
 
 
-@pytest.mark.parametrize(
-    ("hold", "is_free", "is_own", "pinned"),
-    [
-        (UNHELD, True, True, None),
-        (PINNED, False, True, 1.0),
-        (OVERRIDDEN_PIN, False, False, 1.0),
-        (CONTESTED, False, False, None),
-        (Hold(asking=ASKING), False, False, None),
-    ],
-)
+@pytest.mark.parametrize(("hold", "is_free", "is_own", "pinned"), [
+    (UNHELD, True, True, None),
+    (PINNED, False, True, 1.0),
+    (OVERRIDDEN_PIN, False, False, 1.0),
+    (CONTESTED, False, False, None),
+    (Hold(asking=ASKING), False, False, None),
+])  # fmt: skip
 def test_who_decides(hold, is_free, is_own, pinned):
     assert (hold.is_free, hold.is_own, hold.pinned_cores) == (is_free, is_own, pinned)

@@ -118,17 +118,14 @@ def test_log_reporter_survives_a_log_that_cannot_be_written(monkeypatch):
     assert reporter.stats() == ReporterStats(failed_total=1, last_error="the log cannot be written: no space left")
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://scheduler:9758", "http://scheduler:9758/v1/heartbeat"),
-        ("http://scheduler:9758/", "http://scheduler:9758/v1/heartbeat"),
-        ("https://scheduler", "https://scheduler/v1/heartbeat"),
-        ("http://scheduler:9758/api/nodes?zone=a", "http://scheduler:9758/api/nodes?zone=a"),
-        ("http://scheduler:9758/api/nodes/", "http://scheduler:9758/api/nodes/"),
-        ("http://[::1]:9758", "http://[::1]:9758/v1/heartbeat"),
-    ],
-)
+@pytest.mark.parametrize(("url", "expected"), [
+    ("http://scheduler:9758", "http://scheduler:9758/v1/heartbeat"),
+    ("http://scheduler:9758/", "http://scheduler:9758/v1/heartbeat"),
+    ("https://scheduler", "https://scheduler/v1/heartbeat"),
+    ("http://scheduler:9758/api/nodes?zone=a", "http://scheduler:9758/api/nodes?zone=a"),
+    ("http://scheduler:9758/api/nodes/", "http://scheduler:9758/api/nodes/"),
+    ("http://[::1]:9758", "http://[::1]:9758/v1/heartbeat"),
+])  # fmt: skip
 def test_heartbeat_url(url: str, expected: str):
     assert str(heartbeat_url(url)) == expected
 
@@ -153,13 +150,10 @@ def test_describe_status_says_what_to_do():
 NO_HEADER = [b"", b"\n", b"two words", b"two\nlines", "schlüssel".encode(), b"a" * 5000]
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "words"),
-    [
-        *((b"s3cret\n", mode, "others than its owner have rights to it.*chmod 600 ") for mode in (0o644, 0o640, 0o602)),
-        *((content, 0o600, "token file") for content in NO_HEADER),
-    ],
-)
+@pytest.mark.parametrize(("content", "mode", "words"), [
+    *((b"s3cret\n", mode, "others than its owner have rights to it.*chmod 600 ") for mode in (0o644, 0o640, 0o602)),
+    *((content, 0o600, "token file") for content in NO_HEADER),
+])  # fmt: skip
 def test_read_token_refuses_without_showing_it(tmp_path, content: bytes, mode: int, words: str):
     path = tmp_path / "token"
     path.write_bytes(content)

@@ -120,15 +120,12 @@ def test_without_names_there_are_none() -> None:
         assert "workload 2" in text
 
 
-@pytest.mark.parametrize(
-    "assignments",
-    [
-        (),
-        ("min_cpu_limit=0.25", "peak_memory=10s", "throttle_vote=true"),
-        ("min_cpu_limit=1", "min_cpu_limit=0.25", "peak_memory=10000", "throttle_vote=true", "vote_mode=document"),
-        ("min_cpu_limit=2.5e-1", "peak_memory=1e4", "throttle_vote=true", "mode=reclaim", "enable_cpu_reclaim=true"),
-    ],
-)
+@pytest.mark.parametrize("assignments", [
+    (),
+    ("min_cpu_limit=0.25", "peak_memory=10s", "throttle_vote=true"),
+    ("min_cpu_limit=1", "min_cpu_limit=0.25", "peak_memory=10000", "throttle_vote=true", "vote_mode=document"),
+    ("min_cpu_limit=2.5e-1", "peak_memory=1e4", "throttle_vote=true", "mode=reclaim", "enable_cpu_reclaim=true"),
+])  # fmt: skip
 def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) -> None:
     odd = [
         make_row(path, "cgroup", path, 0.1, 1.0)
@@ -299,18 +296,15 @@ def read(prometheus: estimate_prometheus.Prometheus, since_s: float, step_s: flo
     return estimate_prometheus.read_history(prometheus, "auto", "", since_s, step_s, NOW, SETTINGS, lambda _: None)
 
 
-@pytest.mark.parametrize(
-    ("scrape_s", "step_s", "until_s", "resolution_s"),
-    [
-        (60.0, 1.0, NOW, 60.0),
-        (60.0, 30.0, NOW, 60.0),
-        (15.0, 30.0, NOW, 30.0),
-        (60.0, 1.0, NOW - 3600.0, 60.0),
-        (30.0, 30.0, NOW - 80_000.0, 30.0),
-        # One sample in all: nothing shows.
-        (90_000.0, 1.0, NOW, 30.0),
-    ],
-)
+@pytest.mark.parametrize(("scrape_s", "step_s", "until_s", "resolution_s"), [
+    (60.0, 1.0, NOW, 60.0),
+    (60.0, 30.0, NOW, 60.0),
+    (15.0, 30.0, NOW, 30.0),
+    (60.0, 1.0, NOW - 3600.0, 60.0),
+    (30.0, 30.0, NOW - 80_000.0, 30.0),
+    # One sample in all: nothing shows.
+    (90_000.0, 1.0, NOW, 30.0),
+])  # fmt: skip
 def test_no_step_is_shorter_than_a_scrape(scrape_s: float, step_s: float, until_s: float, resolution_s: float) -> None:
     prometheus = FakePrometheus(scrape_s, a=(0.0, until_s))
     if scrape_s > 86_400.0:

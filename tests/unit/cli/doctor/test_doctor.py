@@ -54,25 +54,21 @@ def hybrid(root: Path) -> Hierarchies:
 V1 = [mount(1, f"/c/{name}", "rw", name) for name in ("cpu", "cpuacct", "cpuset")]
 
 
-@pytest.mark.parametrize(
-    ("mounts", "said"),
-    [
-        ([*V1, mount(2, "/c/unified", "hugetlb")],
-         {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
-          "controller cpuacct": "ok /c/cpuacct (v1)", "controller cpuset": "ok /c/cpuset (v1)",
-          "cgroup2": "ok /c/unified, controllers: hugetlb"}),
-        ([mount(2, "/c", "cpu", "memory")],
-         {"cgroups": "ok layout v2, limits are written in version 2", "controller cpu": "ok /c (v2)",
-          "controller cpuset": "warn not mounted: CPUs of a job without quota are taken from the agent's own affinity",
-          "cgroup2": "ok /c, controllers: cpu memory"}),
-        ([mount(1, "/c/cpu", "cpu"), mount(2, "/u", "cpuset")],
-         {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
-          "controller cpuacct": "ok not mounted: CPU time is read from cpu.stat of /u",
-          "controller cpuset": "ok /u (v2)", "cgroup2": "ok /u, controllers: cpuset"}),
-        ([mount(2, "/c", "memory")],
-         {"cgroups": "fail m: no mounted cgroup hierarchy has the cpu controller"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mounts", "said"), [
+    ([*V1, mount(2, "/c/unified", "hugetlb")],
+     {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
+      "controller cpuacct": "ok /c/cpuacct (v1)", "controller cpuset": "ok /c/cpuset (v1)",
+      "cgroup2": "ok /c/unified, controllers: hugetlb"}),
+    ([mount(2, "/c", "cpu", "memory")],
+     {"cgroups": "ok layout v2, limits are written in version 2", "controller cpu": "ok /c (v2)",
+      "controller cpuset": "warn not mounted: CPUs of a job without quota are taken from the agent's own affinity",
+      "cgroup2": "ok /c, controllers: cpu memory"}),
+    ([mount(1, "/c/cpu", "cpu"), mount(2, "/u", "cpuset")],
+     {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
+      "controller cpuacct": "ok not mounted: CPU time is read from cpu.stat of /u",
+      "controller cpuset": "ok /u (v2)", "cgroup2": "ok /u, controllers: cpuset"}),
+    ([mount(2, "/c", "memory")], {"cgroups": "fail m: no mounted cgroup hierarchy has the cpu controller"}),
+])  # fmt: skip
 def test_each_controller_is_said_with_its_place_and_version(mounts, said):
     found = doctor_cgroups.check_mounts(mounts, "m")
     assert [each.check for each in found] == list(said)
@@ -87,15 +83,12 @@ def test_limit_files_and_burst(tmp_path):
     assert found[0].text == "cpu.max in all of 2 cgroups"
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ("", False),
-        ('[monitor]\nlimit_rule = "peak"\n', True),
-        ('[monitor]\nlimit_rule = "peak"\nburst_ratio = 0.0\n', False),
-        ('[monitor]\nlimit_rule = "peak"\nactuator = "weight"\n', False),
-    ],
-)
+@pytest.mark.parametrize(("more", "named"), [
+    ("", False),
+    ('[monitor]\nlimit_rule = "peak"\n', True),
+    ('[monitor]\nlimit_rule = "peak"\nburst_ratio = 0.0\n', False),
+    ('[monitor]\nlimit_rule = "peak"\nactuator = "weight"\n', False),
+])  # fmt: skip
 def test_a_missing_burst_matters_more_under_rule_peak(config, tmp_path, capsys, more, named):
     with open(config, "a") as file:
         file.write(more)
@@ -157,15 +150,12 @@ def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
     assert doctor_cgroups.check_rights(2, ["/nowhere"]).level == "warn"
 
 
-@pytest.mark.parametrize(
-    ("error", "unified", "level", "text"),
-    [
-        (None, "/u", "ok", "on; cgroups below /u have their own"),
-        (None, None, "warn", "on, but only for the whole host: cgroup2 is not mounted"),
-        (OSError(errno.EOPNOTSUPP, "x", "/p"), "/u", "warn", "the kernel has it, but it is turned off"),
-        (OSError(errno.ENOENT, "x", "/p"), "/u", "warn", "not available (/p: No such file or directory)"),
-    ],
-)
+@pytest.mark.parametrize(("error", "unified", "level", "text"), [
+    (None, "/u", "ok", "on; cgroups below /u have their own"),
+    (None, None, "warn", "on, but only for the whole host: cgroup2 is not mounted"),
+    (OSError(errno.EOPNOTSUPP, "x", "/p"), "/u", "warn", "the kernel has it, but it is turned off"),
+    (OSError(errno.ENOENT, "x", "/p"), "/u", "warn", "not available (/p: No such file or directory)"),
+])  # fmt: skip
 def test_pressure_is_optional(error, unified, level, text):
     finding = doctor_cgroups.check_pressure(error, unified)
     assert (finding.level, finding.text) == (level, text)
@@ -267,17 +257,14 @@ def test_what_a_source_finds_and_what_is_wrong_with_it(host, pattern, id_regex, 
 # limits of the host
 
 
-@pytest.mark.parametrize(
-    ("hard", "jobs", "max_jobs", "per_job", "level", "enough"),
-    [
-        (30000, 10, 9000, 3, "ok", "9914"),
-        (20000, 10, 9000, 3, "warn", "6581"),
-        (4096, 10, 9000, 3, "warn", "1280"),
-        (1024, 500, 400, 3, "fail", "256"),
-        (resource.RLIM_INFINITY, 10**6, 10**6, 3, "ok", "any number of"),
-        (1059, 201, 200, 4, "fail", "200"),  # one more for the pressure
-    ],
-)
+@pytest.mark.parametrize(("hard", "jobs", "max_jobs", "per_job", "level", "enough"), [
+    (30000, 10, 9000, 3, "ok", "9914"),
+    (20000, 10, 9000, 3, "warn", "6581"),
+    (4096, 10, 9000, 3, "warn", "1280"),
+    (1024, 500, 400, 3, "fail", "256"),
+    (resource.RLIM_INFINITY, 10**6, 10**6, 3, "ok", "any number of"),
+    (1059, 201, 200, 4, "fail", "200"),  # one more for the pressure
+])  # fmt: skip
 def test_descriptors_are_some_for_each_job(hard, jobs, max_jobs, per_job, level, enough):
     (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, per_job)
     assert (finding.level, f"enough for {enough} jobs" in finding.text) == (level, True), finding.text
@@ -311,16 +298,13 @@ def test_whose_runtime_containerd_is_decides_about_the_source(beside, kind):
     assert found[0].advice.endswith(f'kind = "{kind}"')
 
 
-@pytest.mark.parametrize(
-    ("booted", "version", "level", "text"),
-    [
-        (True, "systemd 252 (252.39-1~deb12u2)", "ok", "systemd 252 (252.39-1~deb12u2)"),
-        (True, "", "ok", "runs, its version is unknown"),
-        (True, "systemd 219", "warn", "systemd 219"),
-        (False, "systemd 252", "warn", "does not run this machine (systemd 252 is installed)"),
-        (False, "", "warn", "does not run this machine"),
-    ],
-)
+@pytest.mark.parametrize(("booted", "version", "level", "text"), [
+    (True, "systemd 252 (252.39-1~deb12u2)", "ok", "systemd 252 (252.39-1~deb12u2)"),
+    (True, "", "ok", "runs, its version is unknown"),
+    (True, "systemd 219", "warn", "systemd 219"),
+    (False, "systemd 252", "warn", "does not run this machine (systemd 252 is installed)"),
+    (False, "", "warn", "does not run this machine"),
+])  # fmt: skip
 def test_systemd(booted, version, level, text):
     finding = doctor_checks.check_systemd(booted, version)
     assert (finding.level, finding.text) == (level, text)
@@ -491,17 +475,14 @@ def test_the_receiver_of_reports():
     )
 
 
-@pytest.mark.parametrize(
-    ("running", "problem", "text", "level", "said"),
-    [
-        (False, "refused", "", "ok", "127.0.0.1:9 is free"),
-        (True, "refused", "", "warn", "the agent runs, but nothing answers on 127.0.0.1:9"),
-        (True, "", "cpumond_build_info 1", "ok", "the agent serves http://127.0.0.1:9/metrics"),
-        (False, "", "cpumond_build_info 1", "fail", "127.0.0.1:9 is in use by another agent"),
-        (False, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
-        (True, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
-    ],
-)
+@pytest.mark.parametrize(("running", "problem", "text", "level", "said"), [
+    (False, "refused", "", "ok", "127.0.0.1:9 is free"),
+    (True, "refused", "", "warn", "the agent runs, but nothing answers on 127.0.0.1:9"),
+    (True, "", "cpumond_build_info 1", "ok", "the agent serves http://127.0.0.1:9/metrics"),
+    (False, "", "cpumond_build_info 1", "fail", "127.0.0.1:9 is in use by another agent"),
+    (False, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
+    (True, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
+])  # fmt: skip
 def test_the_address_of_the_metrics(running, problem, text, level, said):
     finding = doctor_checks.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text, lambda _: "")
     assert (finding.level, finding.text) == (level, said)
@@ -690,15 +671,12 @@ def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
     ] == ["ok", "fail"]
 
 
-@pytest.mark.parametrize(
-    ("answers", "levels", "words"),
-    [
-        ({"a": ("leader", 7), "b": ("standby", 7)}, ["ok", "ok"], ["; leader in term 7", "; standby in term 7"]),
-        ({"a": None, "b": ("leader", 8)}, ["warn", "ok"], ["refused", "; leader in term 8"]),
-        ({"a": ("standby", 8), "b": None}, ["ok"] + ["fail"] * 2, ["standby", "refused", "none of http://a, http://b"]),
-        ({"a": None, "b": None}, ["fail", "fail"], ["refused", "refused"]),
-    ],
-)
+@pytest.mark.parametrize(("answers", "levels", "words"), [
+    ({"a": ("leader", 7), "b": ("standby", 7)}, ["ok", "ok"], ["; leader in term 7", "; standby in term 7"]),
+    ({"a": None, "b": ("leader", 8)}, ["warn", "ok"], ["refused", "; leader in term 8"]),
+    ({"a": ("standby", 8), "b": None}, ["ok"] + ["fail"] * 2, ["standby", "refused", "none of http://a, http://b"]),
+    ({"a": None, "b": None}, ["fail", "fail"], ["refused", "refused"]),
+])  # fmt: skip
 def test_one_of_several_leads(answers: dict[str, tuple[str, int] | None], levels: list[str], words: list[str]) -> None:
     def read(url: str) -> str:
         role, term = answers[url.removeprefix("http://").removesuffix("/readyz")] or ("", 0)
@@ -730,17 +708,14 @@ def test_a_scheduler_that_lets_everybody_in_is_a_warning() -> None:
 NODE = '[scheduler]\nurl = "http://h"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "is_booted", "has_library", "levels", "words"),
-    [
-        ("", True, True, ["ok"], "no jobs are run"),
-        (NODE, True, True, ["ok"], "without slots"),
-        ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
-        (f'{NODE}[executor]\nkind = "cgroup"', True, True, ["ok", "warn", "ok"], "systemd runs"),
-        (f'{NODE}[executor]\nkind = "systemd"', False, False, ["ok", "fail", "fail", "ok"], "pip"),
-        (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u: each job can read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "is_booted", "has_library", "levels", "words"), [
+    ("", True, True, ["ok"], "no jobs are run"),
+    (NODE, True, True, ["ok"], "without slots"),
+    ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
+    (f'{NODE}[executor]\nkind = "cgroup"', True, True, ["ok", "warn", "ok"], "systemd runs"),
+    (f'{NODE}[executor]\nkind = "systemd"', False, False, ["ok", "fail", "fail", "ok"], "pip"),
+    (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u: each job can read"),
+])  # fmt: skip
 def test_whether_jobs_can_be_run(tmp_path, monkeypatch, text, is_booted, has_library, levels, words):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     found = doctor_checks.check_executor(executor_config(tmp_path, text), is_booted, has_library)

@@ -34,15 +34,11 @@ def test_jobs_whose_floor_is_all_that_they_ordered_are_counted():
     assert actuators.check_floors([(job, GUARANTEE) for job in jobs], orders.__getitem__).level == "ok"
 
 
-@pytest.mark.parametrize(
-    ("found", "level", "words"),
-    [
-        (IdleClass("idle"), "ok", "run when nothing else wants the CPU"),
-        (IdleClass("lowest weight", "this kernel has no cpu.idle"), "warn", "lowest weight: this kernel has no"),
-        (IdleClass("", "no cgroup can be made at the root"), "warn", "no cgroup can be made at the root"),
-    ],
-    ids=["idle", "weight", "none"],
-)
+@pytest.mark.parametrize(("found", "level", "words"), [
+    (IdleClass("idle"), "ok", "run when nothing else wants the CPU"),
+    (IdleClass("lowest weight", "this kernel has no cpu.idle"), "warn", "lowest weight: this kernel has no"),
+    (IdleClass("", "no cgroup can be made at the root"), "warn", "no cgroup can be made at the root"),
+], ids=["idle", "weight", "none"])  # fmt: skip
 def test_how_jobs_on_reclaimed_cpu_stand_behind_others(found, level, words):
     finding = actuators.check_idle_class(found)
     assert (finding.level, words in finding.text) == (level, True)

@@ -38,30 +38,25 @@ def seen(view: EngineView = UP, *names: str, configured: bool = True, **more: ob
     return EngineSeen("docker", configured, {PATH: view}, **values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("engine", "reach", "level", "text", "advice"),
-    [
-        (seen(UP, "web", "batch"), "", "ok", "dockerd 20.10.24 with 2 containers (/run/docker.sock): it answers", ""),
-        (
-            seen(UP, "web", configured=False), "hidden", "warn",
-            "dockerd 20.10.24 with 1 container: on this host, and no source names it",
-            'write this source, as `cpumond init` does: [[source]] kind = "docker"',
-        ),
-        (
-            seen(AWAY), "", "warn", "a source names docker, but it is not on this host now: docker: no response from",
-            "remove the source from this host's configuration, or: systemctl enable --now docker",
-        ),
-        (seen(AWAY, programs=("dockerd",)), "", "warn", AWAY.problem, "cpumond init --socket docker=PATH"),
-        (seen(UP, "web"), "hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
-        (seen(UP, "web"), "stale", "warn", "/run/docker.sock was recreated after the service started",
-         "restart cpumond"),
-        (
-            seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), "", "warn",
-            "1 cgroup that it does not know (docker/x)", "does a second dockerd own them?",
-        ),
-    ],
-    ids=["answers", "no source", "nowhere", "silent", "hidden", "stale", "unnamed"],
-)  # fmt: skip
+@pytest.mark.parametrize(("engine", "reach", "level", "text", "advice"), [
+    (seen(UP, "web", "batch"), "", "ok", "dockerd 20.10.24 with 2 containers (/run/docker.sock): it answers", ""),
+    (
+        seen(UP, "web", configured=False), "hidden", "warn",
+        "dockerd 20.10.24 with 1 container: on this host, and no source names it",
+        'write this source, as `cpumond init` does: [[source]] kind = "docker"',
+    ),
+    (
+        seen(AWAY), "", "warn", "a source names docker, but it is not on this host now: docker: no response from",
+        "remove the source from this host's configuration, or: systemctl enable --now docker",
+    ),
+    (seen(AWAY, programs=("dockerd",)), "", "warn", AWAY.problem, "cpumond init --socket docker=PATH"),
+    (seen(UP, "web"), "hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
+    (seen(UP, "web"), "stale", "warn", "/run/docker.sock was recreated after the service started", "restart cpumond"),
+    (
+        seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), "", "warn",
+        "1 cgroup that it does not know (docker/x)", "does a second dockerd own them?",
+    ),
+], ids=["answers", "no source", "nowhere", "silent", "hidden", "stale", "unnamed"])  # fmt: skip
 def test_what_is_said_of_an_engine(engine, reach, level, text, advice):
     *_, finding = doctor_engines.check_engine(engine, lambda _: reach)
     assert (finding.check, finding.level) == ("engine docker", level)
@@ -95,15 +90,12 @@ def test_what_a_source_finds():
     )
 
 
-@pytest.mark.parametrize(
-    ("paths", "text"),
-    [
-        (["system.slice/slurmstepd.scope/job_7"], ", below system.slice/slurmstepd.scope, named by job_N"),
-        (["hpc.slice/slurmstepd.scope/sEKNKTV3WPV500"], ", below hpc.slice/slurmstepd.scope, named by SLUID"),
-        (["a.slice/slurmstepd.scope/job_7", "b.slice/slurmstepd.scope/sEKNKTV3WPV500"],
-         ", below a.slice/slurmstepd.scope and 1 more, named by job_N and SLUID"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("paths", "text"), [
+    (["system.slice/slurmstepd.scope/job_7"], ", below system.slice/slurmstepd.scope, named by job_N"),
+    (["hpc.slice/slurmstepd.scope/sEKNKTV3WPV500"], ", below hpc.slice/slurmstepd.scope, named by SLUID"),
+    (["a.slice/slurmstepd.scope/job_7", "b.slice/slurmstepd.scope/sEKNKTV3WPV500"],
+     ", below a.slice/slurmstepd.scope and 1 more, named by job_N and SLUID"),
+])  # fmt: skip
 def test_how_slurm_names_its_cgroups(paths, text):
     source = Source(kind="slurm")
     jobs = [FoundJob(path, "", path, 1.0, source, engine=EngineJob("slurm", "7", path, path)) for path in paths]
@@ -126,20 +118,17 @@ def test_jobs_outside_managed_roots():
     assert (finding.level, "will never be written (web)" in finding.text) == ("warn", True)
 
 
-@pytest.mark.parametrize(
-    ("path", "more", "reach"),
-    [
-        (PATH, {}, "hidden"),
-        (PATH, {"BindReadOnlyPaths": "-/run/docker.sock:/run/docker.sock:rbind"}, ""),
-        ("/run/podman/podman.sock", {"BindReadOnlyPaths": "-/run/podman"}, ""),
-        ("/run/podman/podman.sock", {"BindReadOnlyPaths": "-/run/pod"}, "hidden"),
-        ("/run/user/1000/podman/podman.sock", {"BindReadOnlyPaths": "-/run/user/1000/podman"}, ""),
-        ("/run/user/1000/podman/podman.sock", {}, "hidden"),
-        ("/home/joe/docker.sock", {}, "hidden"),
-        ("/home/joe/docker.sock", {"ProtectHome": "no"}, ""),
-        ("/srv/docker.sock", {}, ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "more", "reach"), [
+    (PATH, {}, "hidden"),
+    (PATH, {"BindReadOnlyPaths": "-/run/docker.sock:/run/docker.sock:rbind"}, ""),
+    ("/run/podman/podman.sock", {"BindReadOnlyPaths": "-/run/podman"}, ""),
+    ("/run/podman/podman.sock", {"BindReadOnlyPaths": "-/run/pod"}, "hidden"),
+    ("/run/user/1000/podman/podman.sock", {"BindReadOnlyPaths": "-/run/user/1000/podman"}, ""),
+    ("/run/user/1000/podman/podman.sock", {}, "hidden"),
+    ("/home/joe/docker.sock", {}, "hidden"),
+    ("/home/joe/docker.sock", {"ProtectHome": "no"}, ""),
+    ("/srv/docker.sock", {}, ""),
+])  # fmt: skip
 def test_what_the_unit_hides(path, more, reach):
     assert doctor_engines.find_unit_reach(path, {**UNIT, **more}) == reach
 

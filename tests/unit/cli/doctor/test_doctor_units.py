@@ -28,24 +28,17 @@ def seen(**changes: object) -> BusSeen:
     return msgspec.structs.replace(GOOD, **changes)
 
 
-@pytest.mark.parametrize(
-    ("bus", "level", "said"),
-    [
-        (GOOD, "ok", "/etc/polkit-1/rules.d/50-cpumond.rules lets cpumond set their limits"),
-        (seen(account="root", is_root=True, has_polkit=False, rules=()), "ok", "the agent runs as root"),
-        (seen(has_library=False), "warn", "dbus-fast is not installed"),
-        (seen(has_bus=False), "warn", "there is no system bus"),
-        (seen(has_polkit=False), "warn", "there is no polkit, so systemd lets only root set their limits, not cpumond"),
-        (
-            seen(polkit_problem="polkit.service is masked"),
-            "warn",
-            "polkit.service is masked, so systemd lets only root",
-        ),
-        (seen(is_root=True, polkit_problem="polkit.service is masked"), "ok", "the agent runs as root"),
-        (seen(rules=()), "warn", "no polkit rule lets cpumond set their limits"),
-        (seen(rules=(), hidden_rules=("/etc/polkit-1/rules.d",)), "warn", "is hidden in /etc/polkit-1/rules.d"),
-    ],
-)
+@pytest.mark.parametrize(("bus", "level", "said"), [
+    (GOOD, "ok", "/etc/polkit-1/rules.d/50-cpumond.rules lets cpumond set their limits"),
+    (seen(account="root", is_root=True, has_polkit=False, rules=()), "ok", "the agent runs as root"),
+    (seen(has_library=False), "warn", "dbus-fast is not installed"),
+    (seen(has_bus=False), "warn", "there is no system bus"),
+    (seen(has_polkit=False), "warn", "there is no polkit, so systemd lets only root set their limits, not cpumond"),
+    (seen(polkit_problem="polkit.service is masked"), "warn", "polkit.service is masked, so systemd lets only root"),
+    (seen(is_root=True, polkit_problem="polkit.service is masked"), "ok", "the agent runs as root"),
+    (seen(rules=()), "warn", "no polkit rule lets cpumond set their limits"),
+    (seen(rules=(), hidden_rules=("/etc/polkit-1/rules.d",)), "warn", "is hidden in /etc/polkit-1/rules.d"),
+])  # fmt: skip
 def test_whether_systemd_will_let_the_agent_set_limits_of_units(bus, level, said):
     finding = doctor_units.check_unit_rights(["batch.slice/a.service", "batch.slice/b.service", "jobs/x"], bus)
     assert finding.level == level
@@ -75,20 +68,17 @@ def test_units_that_are_still_to_come_need_the_rights_already():
     assert finding.text.startswith("no unit is a job now: there is no polkit, so systemd lets only root")
 
 
-@pytest.mark.parametrize(
-    ("loaded", "active", "answer", "problem"),
-    [
-        ("loaded", "active", "echo 's \"js\"'", ""),
-        ("loaded", "inactive", "echo 'must not be asked' >&2; exit 1", ""),
-        ("masked", "inactive", "exit 1", "polkit.service is masked"),
-        ("not-found", "inactive", "exit 1", "there is no polkit.service"),
-        ("loaded", "failed", "exit 1", "polkit.service has failed"),
-        ("loaded", "active", "echo 'Call failed: Connection timed out' >&2; exit 1",
-         "polkit.service does not answer (Call failed: Connection timed out)"),
-        ("loaded", "active", "exit 1", "polkit.service does not answer"),
-        ("loaded", "active", "echo 's \"local\"'", 'this polkit ("local") reads no rules'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("loaded", "active", "answer", "problem"), [
+    ("loaded", "active", "echo 's \"js\"'", ""),
+    ("loaded", "inactive", "echo 'must not be asked' >&2; exit 1", ""),
+    ("masked", "inactive", "exit 1", "polkit.service is masked"),
+    ("not-found", "inactive", "exit 1", "there is no polkit.service"),
+    ("loaded", "failed", "exit 1", "polkit.service has failed"),
+    ("loaded", "active", "echo 'Call failed: Connection timed out' >&2; exit 1",
+     "polkit.service does not answer (Call failed: Connection timed out)"),
+    ("loaded", "active", "exit 1", "polkit.service does not answer"),
+    ("loaded", "active", "echo 's \"local\"'", 'this polkit ("local") reads no rules'),
+])  # fmt: skip
 def test_what_is_wrong_with_polkit(tmp_path, monkeypatch, loaded, active, answer, problem):
     """Programs of systemd that answer as they do on such hosts; it is seen with the real ones in the machine."""
     programs = {

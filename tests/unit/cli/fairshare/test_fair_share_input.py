@@ -163,68 +163,60 @@ OF_INTEGRAL = (
 )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"weight": "x"}, 'weight: expected a number, got "x"'),
-        ({"weight": True}, "weight: expected a number, got true"),
-        ({"mode": "lifo"}, 'mode: expected fair_share or fifo, got "lifo"'),
-        ({"integral": {"type": "strong"}}, 'integral.type: expected none, burst or relaxed, got "strong"'),
-        ({"integral": {"resource_flow": {"cpu": []}}}, "integral.resource_flow.cpu: expected a number, got []"),
-        ({"integral": {"flow": {"cpu": 1}}}, f'integral: unknown key "flow"; known are {OF_INTEGRAL}'),
-        ({"wieght": 1}, 'unknown key "wieght"; did you mean "weight"?'),
-        ({"resource_limits": {"CPU": 1}},
-         'resource_limits: unknown key "CPU"; known are user_slots, cpu, gpu, memory, network'),
-        ({"max_share_ratio": 1.5}, "max_share_ratio: expected a number in [0, 1], got 1.5"),
-        ({"integral": {"accumulated_volume": {"cpu": 1e308}}},
-         "integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got 1e+308"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"weight": "x"}, 'weight: expected a number, got "x"'),
+    ({"weight": True}, "weight: expected a number, got true"),
+    ({"mode": "lifo"}, 'mode: expected fair_share or fifo, got "lifo"'),
+    ({"integral": {"type": "strong"}}, 'integral.type: expected none, burst or relaxed, got "strong"'),
+    ({"integral": {"resource_flow": {"cpu": []}}}, "integral.resource_flow.cpu: expected a number, got []"),
+    ({"integral": {"flow": {"cpu": 1}}}, f'integral: unknown key "flow"; known are {OF_INTEGRAL}'),
+    ({"wieght": 1}, 'unknown key "wieght"; did you mean "weight"?'),
+    ({"resource_limits": {"CPU": 1}},
+     'resource_limits: unknown key "CPU"; known are user_slots, cpu, gpu, memory, network'),
+    ({"max_share_ratio": 1.5}, "max_share_ratio: expected a number in [0, 1], got 1.5"),
+    ({"integral": {"accumulated_volume": {"cpu": 1e308}}},
+     "integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got 1e+308"),
+])  # fmt: skip
 def test_a_mistake_in_a_pool_is_said_with_its_name(fields, message):
     assert refusal({"pools": [{"name": "before", "parent": ROOT}, {**POOL, **fields}]}) == f'pool "p3": {message}'
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"operations": [{**OPERATION, "gang": 1}]}, 'operation "o1": gang: expected true or false, got 1'),
-        ({"operations": [{**OPERATION, "demand": {"memory": "1G"}}]},
-         'operation "o1": demand.memory: expected a number, got "1G"'),
-        ({"operations": [{**OPERATION, "demand": [9] * 100}]},
-         f'operation "o1": demand: expected an object, got [{"9, " * 18}9,...'),
-        ({"operations": [{**OPERATION, "demands": 1}]},
-         'operation "o1": unknown key "demands"; did you mean "demand"?'),
-        ({"pools": [{"name": "p3"}]}, 'pool "p3": the key "parent" is missing'),
-        ({"pools": [{"parent": ROOT}]}, 'pools[0]: the key "name" is missing'),
-        ({"pools": [POOL, 7]}, "pools[1]: expected an object, got 7"),
-        ({"pools": {"p3": {}}}, 'pools: expected a list, got {"p3": {}}'),
-        ({"options": {"fast_fifo": "yes"}}, 'options: fast_fifo: expected true or false, got "yes"'),
-        ({"root": {"integral": {"can_accept": True}}},
-         'root: integral: unknown key "can_accept"; did you mean "can_accept_free_volume"?'),
-        ({"id": 5}, "id: expected a text, got 5"),
-        ({"poolz": []}, 'unknown key "poolz"; did you mean "pools"?'),
-        ({"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]},
-         "total_resources: cpu: expected a finite number in [0, 9.22e+18], got 1e+308"),
-        ({"now": 1e308}, "now: expected a finite number of seconds within +-9.22e+12, got 1e+308"),
-        ({"pools": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
-         'pool "a": its ancestors lead back to itself ("a" -> "b" -> "a"); give one of them another parent'),
-        ('{"total_resources": {"cpu": 100}}', 'the key "now" is missing'),
-        ('{"now": 5}', 'the key "total_resources" is missing'),
-        *((text, f"expected an object, got {text}") for text in ("5", "[]", '"x"', "null")),
-        ("[" * 100_000, "expected object, got array"),
-        ('{"id": ' + "[" * 100_000, "id: expected str | null, got array"),
-        ("{", "not valid JSON: it ends in the middle of the object"),
-        ('{"now": NaN}', "not valid JSON: column 9: NaN is not a JSON number; leave a missing limit out"),
-        ('{"total_resources": {},\n "now": -Infinity}',
-         "not valid JSON: line 2, column 10: Infinity is not a JSON number; leave a missing limit out"),
-        ('{"now" 5}', "not valid JSON: column 8: expected ':'"),
-        ("{'now': 5}", "not valid JSON: column 2: object keys must be strings"),
-        ('{"now": 5, "total_resources": {}} {}', "not valid JSON: column 36: trailing characters"),
-        ("\0", "not valid JSON: column 1: invalid character"),
-        (b'{"id": "\xff"}', "not valid JSON: a text is not UTF-8"),
-    ],
-    ids=lambda each: str(each)[:40],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"operations": [{**OPERATION, "gang": 1}]}, 'operation "o1": gang: expected true or false, got 1'),
+    ({"operations": [{**OPERATION, "demand": {"memory": "1G"}}]},
+     'operation "o1": demand.memory: expected a number, got "1G"'),
+    ({"operations": [{**OPERATION, "demand": [9] * 100}]},
+     f'operation "o1": demand: expected an object, got [{"9, " * 18}9,...'),
+    ({"operations": [{**OPERATION, "demands": 1}]}, 'operation "o1": unknown key "demands"; did you mean "demand"?'),
+    ({"pools": [{"name": "p3"}]}, 'pool "p3": the key "parent" is missing'),
+    ({"pools": [{"parent": ROOT}]}, 'pools[0]: the key "name" is missing'),
+    ({"pools": [POOL, 7]}, "pools[1]: expected an object, got 7"),
+    ({"pools": {"p3": {}}}, 'pools: expected a list, got {"p3": {}}'),
+    ({"options": {"fast_fifo": "yes"}}, 'options: fast_fifo: expected true or false, got "yes"'),
+    ({"root": {"integral": {"can_accept": True}}},
+     'root: integral: unknown key "can_accept"; did you mean "can_accept_free_volume"?'),
+    ({"id": 5}, "id: expected a text, got 5"),
+    ({"poolz": []}, 'unknown key "poolz"; did you mean "pools"?'),
+    ({"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]},
+     "total_resources: cpu: expected a finite number in [0, 9.22e+18], got 1e+308"),
+    ({"now": 1e308}, "now: expected a finite number of seconds within +-9.22e+12, got 1e+308"),
+    ({"pools": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
+     'pool "a": its ancestors lead back to itself ("a" -> "b" -> "a"); give one of them another parent'),
+    ('{"total_resources": {"cpu": 100}}', 'the key "now" is missing'),
+    ('{"now": 5}', 'the key "total_resources" is missing'),
+    *((text, f"expected an object, got {text}") for text in ("5", "[]", '"x"', "null")),
+    ("[" * 100_000, "expected object, got array"),
+    ('{"id": ' + "[" * 100_000, "id: expected str | null, got array"),
+    ("{", "not valid JSON: it ends in the middle of the object"),
+    ('{"now": NaN}', "not valid JSON: column 9: NaN is not a JSON number; leave a missing limit out"),
+    ('{"total_resources": {},\n "now": -Infinity}',
+     "not valid JSON: line 2, column 10: Infinity is not a JSON number; leave a missing limit out"),
+    ('{"now" 5}', "not valid JSON: column 8: expected ':'"),
+    ("{'now': 5}", "not valid JSON: column 2: object keys must be strings"),
+    ('{"now": 5, "total_resources": {}} {}', "not valid JSON: column 36: trailing characters"),
+    ("\0", "not valid JSON: column 1: invalid character"),
+    (b'{"id": "\xff"}', "not valid JSON: a text is not UTF-8"),
+], ids=lambda each: str(each)[:40])  # fmt: skip
 def test_a_mistake_of_the_whole_is_said_with_its_place(fields, message):
     assert refusal(fields) == message
 
@@ -263,17 +255,13 @@ def ids(updates: list[UpdateInput]) -> list[str | None]:
     return [update.id for update in updates]
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (line("a"), ["a"]),
-        (line("a") + "\n", ["a"]),
-        (json.dumps(json.loads(line("a")), indent=1) + "\n\n", ["a"]),
-        (f"\n{line('a')}\n \n{line('b')}\r\n{line('c')}", ["a", "b", "c"]),
-        ("\ufeff" + line("a"), ["a"]),
-    ],
-    ids=["a line", "with its end", "many lines", "a line each, and empty ones", "a byte order mark"],
-)
+@pytest.mark.parametrize(("content", "found"), [
+    (line("a"), ["a"]),
+    (line("a") + "\n", ["a"]),
+    (json.dumps(json.loads(line("a")), indent=1) + "\n\n", ["a"]),
+    (f"\n{line('a')}\n \n{line('b')}\r\n{line('c')}", ["a", "b", "c"]),
+    ("\ufeff" + line("a"), ["a"]),
+], ids=["a line", "with its end", "many lines", "a line each, and empty ones", "a byte order mark"])  # fmt: skip
 def test_objects_are_on_one_line_each_or_one_is_on_many(lines, content, found):
     assert ids(lines(content)) == found
 
@@ -292,23 +280,17 @@ def test_an_empty_file(lines, content, tmp_path):
     assert str(error.value) == f"{path}: is empty; expected a JSON object, see 'cpumond fair-share --help'"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            f"{line('a')}\n\n{line('b')[:-5]}\n{line('c')}",
-            "line 3: not valid JSON: it ends in the middle of the object",
-        ),
-        (f'{line("a")}\n{{"now": 1}}\n', 'line 2: the key "total_resources" is missing'),
-        ('{"now":\n "x"}', 'now: expected a number, got "x"'),
-        ('{"now":\n <>}', "not valid JSON: line 2, column 2: invalid character"),
-        ('{"now": 5\n', "not valid JSON: it ends in the middle of the object"),
-        ("[1,\n2]", "line 1: expected object, got array"),
-        ("x" * 100_000, "line 1: not valid JSON: column 1: invalid character"),
-        # Which mistake is met first depends on how deep this Python can go.
-        ('{"id": ' + "[" * 100_000, ""),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (f"{line('a')}\n\n{line('b')[:-5]}\n{line('c')}", "line 3: not valid JSON: it ends in the middle of the object"),
+    (f'{line("a")}\n{{"now": 1}}\n', 'line 2: the key "total_resources" is missing'),
+    ('{"now":\n "x"}', 'now: expected a number, got "x"'),
+    ('{"now":\n <>}', "not valid JSON: line 2, column 2: invalid character"),
+    ('{"now": 5\n', "not valid JSON: it ends in the middle of the object"),
+    ("[1,\n2]", "line 1: expected object, got array"),
+    ("x" * 100_000, "line 1: not valid JSON: column 1: invalid character"),
+    # Which mistake is met first depends on how deep this Python can go.
+    ('{"id": ' + "[" * 100_000, ""),
+])  # fmt: skip
 def test_a_mistake_in_a_file_is_said_with_its_line(lines, tmp_path, content, message):
     with pytest.raises(FairShareInputError) as error:
         lines(content)

@@ -78,13 +78,10 @@ def test_a_day_in_steps_of_a_second_is_the_default(tree, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("step", "every", "times"),
-    [
-        ("1s", "2s", [0, 2, 4, 6]), ("1s", "2.5s", [0, 3, 5]), ("100ms", "300ms", [0, 0.3, 0.6, 0.9, 1.2]),
-        ("2s", "1s", [0, 2, 4, 6]), ("2s", "0", [0, 2, 4, 6]), ("1s", "1h", [0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("step", "every", "times"), [
+    ("1s", "2s", [0, 2, 4, 6]), ("1s", "2.5s", [0, 3, 5]), ("100ms", "300ms", [0, 0.3, 0.6, 0.9, 1.2]),
+    ("2s", "1s", [0, 2, 4, 6]), ("2s", "0", [0, 2, 4, 6]), ("1s", "1h", [0]),
+])  # fmt: skip
 def test_every_prints_the_first_step_of_each_stretch(tree, capsys, step, every, times):
     until = "1.2s" if step == "100ms" else "6s"
     assert simulate(tree, "--until", until, "--step", step, "--every", every) == 0
@@ -253,25 +250,22 @@ def test_an_endless_file_is_78(monkeypatch, capsys):
     assert "/dev/zero: is longer than " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "is empty; see 'cpumond fair-share simulate --help' for its contents"),
-        (b"\xff", "byte 0 is not UTF-8; expected TOML or JSON"),
-        (b"x = ", "not valid TOML, and not JSON, which begins with {: line 1: `x =`: x has no value: write one"),
-        (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
-        (b"x = " + b"[" * 5000, "is nested too deeply; "),
-        (b"x = " + b"1" * 5000, "contains a number with thousands of digits; "),
-        (b"scripts = 1", 'unknown key "scripts"; did you mean "script"?'),
-        (b"zzz = 1", 'unknown key "zzz"; known are total_resources, options, root, pools, operations, script'),
-        (b"pools = 1", "pools: expected a list, got 1"),
-        (b"pools = []", 'the key "total_resources" is missing'),
-        (b"total_resources = { cpu = inf }", "total_resources.cpu: inf is not an amount; leave a missing limit out"),
-        (b"total_resources = { cpu = 10 }\nscript = 5", "script: expected a list of tables ([[script]])"),
-        (b"total_resources = { cpu = 1979-01-01 }", 'total_resources: cpu: expected a number, got "1979-01-01"'),
-        (b"total_resources = { cpu = 1" + b"0" * 400 + b" }", "total_resources: cpu: "),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (b"", "is empty; see 'cpumond fair-share simulate --help' for its contents"),
+    (b"\xff", "byte 0 is not UTF-8; expected TOML or JSON"),
+    (b"x = ", "not valid TOML, and not JSON, which begins with {: line 1: `x =`: x has no value: write one"),
+    (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
+    (b"x = " + b"[" * 5000, "is nested too deeply; "),
+    (b"x = " + b"1" * 5000, "contains a number with thousands of digits; "),
+    (b"scripts = 1", 'unknown key "scripts"; did you mean "script"?'),
+    (b"zzz = 1", 'unknown key "zzz"; known are total_resources, options, root, pools, operations, script'),
+    (b"pools = 1", "pools: expected a list, got 1"),
+    (b"pools = []", 'the key "total_resources" is missing'),
+    (b"total_resources = { cpu = inf }", "total_resources.cpu: inf is not an amount; leave a missing limit out"),
+    (b"total_resources = { cpu = 10 }\nscript = 5", "script: expected a list of tables ([[script]])"),
+    (b"total_resources = { cpu = 1979-01-01 }", 'total_resources: cpu: expected a number, got "1979-01-01"'),
+    (b"total_resources = { cpu = 1" + b"0" * 400 + b" }", "total_resources: cpu: "),
+])  # fmt: skip
 def test_what_is_no_scenario_is_one_sentence(text, message):
     with pytest.raises(ConfigError) as error:
         parse_scenario(text, "tree.toml")
@@ -283,22 +277,19 @@ def test_the_tree_is_checked_as_that_of_an_update():
         parse(TREE.replace("integral", "weights = 3\nintegral"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("operation", "operations", "script 1.operations: unknown key; did you mean 'operation'?"),
-        ('at = "2s"\n', "", "script 1: 'at' is missing; it has no default"),
-        ('"2s"', '"2 hours"', 'script 1.at: expected a duration such as "1s", "250ms" or "1h30m", got \'2 hours\', or'),
-        ('"2s"', "-1", "script 1.at: must be a number >= 0 or a text, got -1"),
-        ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
-        ("cpu = 30", "cpus = 30", "script 1.demand.cpus: unknown key; did you mean 'cpu'?"),
-        ("demand = { cpu = 30 }", "", 'script 1: "demand" is missing; action "start" needs it'),
-        ('"start"', '"stop"', 'script 1.demand: an event with action "stop" must not have it'),
-        ('"start"', '"ramp"', 'script 1: "over" is missing; action "ramp" needs it'),
-        ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" must not have it'),
-        ('"start"', '"start"\nrepeat_every = 0', "script 1.repeat_every: expected a duration in [1s, 36500d], got 0s"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("operation", "operations", "script 1.operations: unknown key; did you mean 'operation'?"),
+    ('at = "2s"\n', "", "script 1: 'at' is missing; it has no default"),
+    ('"2s"', '"2 hours"', 'script 1.at: expected a duration such as "1s", "250ms" or "1h30m", got \'2 hours\', or'),
+    ('"2s"', "-1", "script 1.at: must be a number >= 0 or a text, got -1"),
+    ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
+    ("cpu = 30", "cpus = 30", "script 1.demand.cpus: unknown key; did you mean 'cpu'?"),
+    ("demand = { cpu = 30 }", "", 'script 1: "demand" is missing; action "start" needs it'),
+    ('"start"', '"stop"', 'script 1.demand: an event with action "stop" must not have it'),
+    ('"start"', '"ramp"', 'script 1: "over" is missing; action "ramp" needs it'),
+    ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" must not have it'),
+    ('"start"', '"start"\nrepeat_every = 0', "script 1.repeat_every: expected a duration in [1s, 36500d], got 0s"),
+])  # fmt: skip
 def test_a_wrong_event_is_one_sentence(old, new, message):
     with pytest.raises(ConfigError) as error:
         parse(TREE + START.replace(old, new, 1))

@@ -75,56 +75,50 @@ def test_what_only_one_user_may_is_a_pool_of_that_user() -> None:
     assert making.pools["a"].options["create_ephemeral_subpools"] is True
 
 
-@pytest.mark.parametrize(
-    ("kind", "texts", "sentence"),
-    [
-        ("yarn", {"f.xml": "<!DOCTYPE a [<!ENTITY b 'c'>]><allocations/>"}, r"f\.xml:1: a DOCTYPE is not accepted"),
-        ("yarn", {"f.xml": "<a>" * 101}, r"f\.xml:1: elements are nested deeper than 100"),
-        ("yarn", {"f.xml": "<allocations>\n<queue>"}, r"f\.xml:2: is not XML: "),
-        ("yarn", {"f.xml": "<html/>"}, "neither <allocations> of a fair scheduler nor"),
-        ("yarn", {"f.xml": "<configuration/>"}, "these files contain no queues"),
-        ("yarn", {"f.xml": FAIR.format("\n<weight>much</weight>")}, r'xml:2: queue a: weight cannot be read: "much"'),
-        ("yarn", {"f.xml": FAIR.format("<maxResources>5</maxResources>")}, 'maxResources cannot be read: "5"'),
-        ("yarn", {"f.xml": FAIR.format("<queue name=''/>")}, "queue a.: it has no name"),
-        ("yarn", {"f.xml": CAPACITY.format("-1w")}, 'capacity cannot be read: "-1w"'),
-        ("yarn", {"f.xml": FAIR.format("") .replace("</all", "<queue name='a'/></all")}, "queue a occurs twice"),
-        ("slurm", {"d": DUMP + "Account - 'a':FairShare=many\n"}, "d:3: account a: Fairshare must be a number"),
-        ("slurm", {"d": DUMP + "Account - 'a\n"}, "a quotation mark is not closed"),
-        ("slurm", {"d": DUMP + "Acount - 'a'\n"}, "d:3: expected Cluster, Parent, Account or User"),
-        ("slurm", {"d": DUMP + "Parent - 'b'\nAccount - 'a'\n"}, "d:4: account a: account b is not defined before it"),
-        ("slurm", {"slurm.conf": "PriorityType=priority/basic\n"}, "no accounts; add the output of `sacctmgr dump"),
-        ("slurm", {"l": "Account|User\nphysics|\n"}, "l:2: the cluster of account physics is unknown; use"),
-        ("yunikorn", {"q.yaml": "partitions: []\n"}, "expected `partitions` with one entry, not 0"),
-        ("yunikorn", {"q.yaml": "partitions: [{name: default}]\n"}, "these files contain no queues"),
-        ("yunikorn", {"q.yaml": "partitions: [{queues: 5}]\n"}, "queues must be a list of tables"),
-        ("yunikorn", {"q.yaml": "a: [\n"}, r"q\.yaml: in the document that begins in line 1: "),
-        ("kueue", {"k.yaml": "---\n---\na: 1\na: 2\n"}, r'that begins in line 2: line 3: "a" occurs twice'),
-        ("kueue", {"k.yaml": "---\n"}, "these files contain no queues"),
-        ("kueue", {"k.yaml": "kind: ClusterQueue"}, "k.yaml:1: ClusterQueue : it has no name"),
-        ("kueue", {"k.yaml": QUEUE.format("[a]", "b")}, "k.yaml:1: name must be a text"),
-        ("kueue", {"k.yaml": QUOTA}, r"ClusterQueue a flavor f: borrowingLimit cannot be read: \"<\""),
-        ("kueue", {"k.yaml": COHORT.format("a", "b") + "---\n" + COHORT.format("b", "a")}, "cohort a is above itself"),
-        ("kueue", {"k.yaml": QUEUE.format("a", "b") + "---\n" + QUEUE.format("a", "c")}, "Queue a occurs twice"),
-        ("kueue", {"k.yaml": "{kind: LocalQueue, metadata: {name: l}, spec: {clusterQueue: a}}"}, "Queue a is not"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "texts", "sentence"), [
+    ("yarn", {"f.xml": "<!DOCTYPE a [<!ENTITY b 'c'>]><allocations/>"}, r"f\.xml:1: a DOCTYPE is not accepted"),
+    ("yarn", {"f.xml": "<a>" * 101}, r"f\.xml:1: elements are nested deeper than 100"),
+    ("yarn", {"f.xml": "<allocations>\n<queue>"}, r"f\.xml:2: is not XML: "),
+    ("yarn", {"f.xml": "<html/>"}, "neither <allocations> of a fair scheduler nor"),
+    ("yarn", {"f.xml": "<configuration/>"}, "these files contain no queues"),
+    ("yarn", {"f.xml": FAIR.format("\n<weight>much</weight>")}, r'xml:2: queue a: weight cannot be read: "much"'),
+    ("yarn", {"f.xml": FAIR.format("<maxResources>5</maxResources>")}, 'maxResources cannot be read: "5"'),
+    ("yarn", {"f.xml": FAIR.format("<queue name=''/>")}, "queue a.: it has no name"),
+    ("yarn", {"f.xml": CAPACITY.format("-1w")}, 'capacity cannot be read: "-1w"'),
+    ("yarn", {"f.xml": FAIR.format("") .replace("</all", "<queue name='a'/></all")}, "queue a occurs twice"),
+    ("slurm", {"d": DUMP + "Account - 'a':FairShare=many\n"}, "d:3: account a: Fairshare must be a number"),
+    ("slurm", {"d": DUMP + "Account - 'a\n"}, "a quotation mark is not closed"),
+    ("slurm", {"d": DUMP + "Acount - 'a'\n"}, "d:3: expected Cluster, Parent, Account or User"),
+    ("slurm", {"d": DUMP + "Parent - 'b'\nAccount - 'a'\n"}, "d:4: account a: account b is not defined before it"),
+    ("slurm", {"slurm.conf": "PriorityType=priority/basic\n"}, "no accounts; add the output of `sacctmgr dump"),
+    ("slurm", {"l": "Account|User\nphysics|\n"}, "l:2: the cluster of account physics is unknown; use"),
+    ("yunikorn", {"q.yaml": "partitions: []\n"}, "expected `partitions` with one entry, not 0"),
+    ("yunikorn", {"q.yaml": "partitions: [{name: default}]\n"}, "these files contain no queues"),
+    ("yunikorn", {"q.yaml": "partitions: [{queues: 5}]\n"}, "queues must be a list of tables"),
+    ("yunikorn", {"q.yaml": "a: [\n"}, r"q\.yaml: in the document that begins in line 1: "),
+    ("kueue", {"k.yaml": "---\n---\na: 1\na: 2\n"}, r'that begins in line 2: line 3: "a" occurs twice'),
+    ("kueue", {"k.yaml": "---\n"}, "these files contain no queues"),
+    ("kueue", {"k.yaml": "kind: ClusterQueue"}, "k.yaml:1: ClusterQueue : it has no name"),
+    ("kueue", {"k.yaml": QUEUE.format("[a]", "b")}, "k.yaml:1: name must be a text"),
+    ("kueue", {"k.yaml": QUOTA}, r"ClusterQueue a flavor f: borrowingLimit cannot be read: \"<\""),
+    ("kueue", {"k.yaml": COHORT.format("a", "b") + "---\n" + COHORT.format("b", "a")}, "cohort a is above itself"),
+    ("kueue", {"k.yaml": QUEUE.format("a", "b") + "---\n" + QUEUE.format("a", "c")}, "Queue a occurs twice"),
+    ("kueue", {"k.yaml": "{kind: LocalQueue, metadata: {name: l}, spec: {clusterQueue: a}}"}, "Queue a is not"),
+])  # fmt: skip
 def test_a_mistake_is_one_sentence_with_its_place(kind: str, texts: Mapping[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         find_reader(kind)(texts, {}).finish("default")
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "note"),
-    [
-        ("yarn", FAIR.format("<wieght>2</wieght>"), ("not known", "wieght")),
-        ("yarn", FAIR.format("<maxResources>50% cpu</maxResources>"), ("not expressible", "maxResources")),
-        ("yunikorn", "partitions: [{queues: [{name: a, colour: red}]}]", ("not known", "colour")),
-        ("kueue", QUEUE.format("a", "b") + "---\n{kind: Job, metadata: {name: j}}", ("not known", "Job")),
-        ("slurm", "Cluster - 't':GrpTRES=cpu=9\nParent - 'root'\nAccount - 'a'\n", ("not expressible", "GrpTRES")),
-        ("slurm", DUMP + "User - 'root':FairShare=1\nAccount - 'a'\n", ("not expressible", "User")),
-        ("slurm", DUMP + "Account - 'a':GrpTRES=license/matlab=4\n", ("not expressible", "GrpTRES")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "note"), [
+    ("yarn", FAIR.format("<wieght>2</wieght>"), ("not known", "wieght")),
+    ("yarn", FAIR.format("<maxResources>50% cpu</maxResources>"), ("not expressible", "maxResources")),
+    ("yunikorn", "partitions: [{queues: [{name: a, colour: red}]}]", ("not known", "colour")),
+    ("kueue", QUEUE.format("a", "b") + "---\n{kind: Job, metadata: {name: j}}", ("not known", "Job")),
+    ("slurm", "Cluster - 't':GrpTRES=cpu=9\nParent - 'root'\nAccount - 'a'\n", ("not expressible", "GrpTRES")),
+    ("slurm", DUMP + "User - 'root':FairShare=1\nAccount - 'a'\n", ("not expressible", "User")),
+    ("slurm", DUMP + "Account - 'a':GrpTRES=license/matlab=4\n", ("not expressible", "GrpTRES")),
+])  # fmt: skip
 def test_what_is_not_known_is_told(kind: str, text: str, note: tuple[str, str]) -> None:
     making = find_reader(kind)({"file": text}, {})
     making.finish("default")

@@ -12,16 +12,13 @@ from cpumond.cli.kubernetes.publish import KubernetesApi, Offer, ask, choose_fig
 from cpumond.core.errors import AccessError, UnavailableError
 
 
-@pytest.mark.parametrize(
-    ("metrics", "offer"),
-    [
-        (b"cpumond_node_offered_cores 1.49\n", 1400),
-        (b"# HELP cpumond_node_offered_cores 9\ncpumond_node_offered_cores 0.0999\nother 7\n", 0),
-        (b'cpumond_job_info{job_id="a\\ncpumond_node_offered_cores 9"} 1\ncpumond_node_offered_cores 2.0\n', 2000),
-        (b"cpumond_node_offered_cores -1.0\n", 0),
-        (b"cpumond_build_info 1\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("metrics", "offer"), [
+    (b"cpumond_node_offered_cores 1.49\n", 1400),
+    (b"# HELP cpumond_node_offered_cores 9\ncpumond_node_offered_cores 0.0999\nother 7\n", 0),
+    (b'cpumond_job_info{job_id="a\\ncpumond_node_offered_cores 9"} 1\ncpumond_node_offered_cores 2.0\n', 2000),
+    (b"cpumond_node_offered_cores -1.0\n", 0),
+    (b"cpumond_build_info 1\n", 0),
+])  # fmt: skip
 def test_what_a_node_offers(metrics, offer):
     assert read_offer(metrics) == Offer(offer, 0)
 
@@ -31,17 +28,14 @@ def test_what_of_a_node_is_not_used():
     assert read_offer(metrics) == Offer(1100, 1700)
 
 
-@pytest.mark.parametrize(
-    ("offers", "figures"),
-    [
-        ([(0, 1900), (0, 1900), (1100, 1900)], [1100, 1100, 1100]),  # a pod that starts is counted, then measured
-        ([(0, 1900)] * 3, [1100, 1100, 0]),
-        ([(0, 600), (0, 600), (0, 600)], [600, 600, 0]),  # what is used is gone at once
-        ([(0, 600), (600, 600), (200, 900), (200, 900), (200, 900)], [600, 600, 600, 600, 200]),
-        ([(0, 0)], [0]),  # an agent that does not tell what is used
-        ([(1900, 1900)], [1900]),
-    ],
-)
+@pytest.mark.parametrize(("offers", "figures"), [
+    ([(0, 1900), (0, 1900), (1100, 1900)], [1100, 1100, 1100]),  # a pod that starts is counted, then measured
+    ([(0, 1900)] * 3, [1100, 1100, 0]),
+    ([(0, 600), (0, 600), (0, 600)], [600, 600, 0]),  # what is used is gone at once
+    ([(0, 600), (600, 600), (200, 900), (200, 900), (200, 900)], [600, 600, 600, 600, 200]),
+    ([(0, 0)], [0]),  # an agent that does not tell what is used
+    ([(1900, 1900)], [1900]),
+])  # fmt: skip
 def test_a_figure_falls_at_once_where_cpu_is_used_else_after_two_rounds(offers, figures):
     found, figure, rounds = [], "1100", 0
     for offer in offers:

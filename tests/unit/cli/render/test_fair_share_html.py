@@ -97,12 +97,9 @@ def test_levels_are_what_is_guaranteed_with_and_without_volume():
     assert levels_of(relaxed) == [("flow", 100), ("capacity", 8.64e6)]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (-1e-300, "-1e-300"), (62.5, "62.5"), (2000, "2000"), (9999, "9999"), (12500, "12.5 k"),
-        (8.64e6, "8.64 M"), (256e9, "256 G"), (1.5e12, "1.5 T"), (2e15, "2 P"), (103.99999, "104"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0"), (-1e-300, "-1e-300"), (62.5, "62.5"), (2000, "2000"), (9999, "9999"), (12500, "12.5 k"),
+    (8.64e6, "8.64 M"), (256e9, "256 G"), (1.5e12, "1.5 T"), (2e15, "2 P"), (103.99999, "104"),
+])  # fmt: skip
 def test_amounts_in_four_digits(value, text):
     assert format_amount(value) == text

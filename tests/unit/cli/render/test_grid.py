@@ -60,15 +60,12 @@ def test_wide_characters_take_two_columns(text, width, shown):
     assert shorten(text, width) == shown
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "shown"),
-    [
-        ("a/b", 3, "a/b"),
-        ("shop/web-1/app", 9, "shop…/app"),
-        ("shop/web-1/app", 8, "sho…/app"),
-        ("訓練/訓練", 6, "訓…練"),
-    ],
-)
+@pytest.mark.parametrize(("name", "width", "shown"), [
+    ("a/b", 3, "a/b"),
+    ("shop/web-1/app", 9, "shop…/app"),
+    ("shop/web-1/app", 8, "sho…/app"),
+    ("訓練/訓練", 6, "訓…練"),
+])  # fmt: skip
 def test_a_name_is_shortened_in_its_middle(name, width, shown):
     assert shorten_name(name, width) == shown
     assert width_of(shown) <= width

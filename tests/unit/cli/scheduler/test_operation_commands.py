@@ -31,14 +31,11 @@ def test_a_specification_in_yaml_is_read(tmp_path: Path) -> None:
     assert read_document(str(path)) == {"title": "one", "tasks": {"main": task, "other": task}}
 
 
-@pytest.mark.parametrize(
-    ("content", "shown"),
-    [
-        (b"one\n\ttwo\n", "one\n\ttwo\n"), (b"\x1b[2J\rgone\x00", "\\x1b[2J\\rgone\\x00"), ("é 漢".encode(), "é 漢"),
-        (b"\xff\xfe", "\\xff\\xfe"), ("\u202ekcab\u2028".encode(), "\\u202ekcab\\u2028"),
-        (b"back\\slash", "back\\slash"), (b"", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "shown"), [
+    (b"one\n\ttwo\n", "one\n\ttwo\n"), (b"\x1b[2J\rgone\x00", "\\x1b[2J\\rgone\\x00"), ("é 漢".encode(), "é 漢"),
+    (b"\xff\xfe", "\\xff\\xfe"), ("\u202ekcab\u2028".encode(), "\\u202ekcab\\u2028"),
+    (b"back\\slash", "back\\slash"), (b"", ""),
+])  # fmt: skip
 def test_nothing_of_a_log_moves_the_cursor(content, shown):
     assert make_visible(content) == shown
 
@@ -85,13 +82,10 @@ def test_a_list_on_a_narrow_terminal_has_short_ids_age_and_cause() -> None:
         assert [kept[0].read(part) for part in parts] == ids
 
 
-@pytest.mark.parametrize(
-    ("ids", "shown"),
-    [
-        (["12345678-a", "12345678-b", "1234567-9"], ["12345678-a", "12345678-b", "1234567-9"]),
-        (["1-2", "1-2"], ["1-2", "1-2"]),
-    ],
-)
+@pytest.mark.parametrize(("ids", "shown"), [
+    (["12345678-a", "12345678-b", "1234567-9"], ["12345678-a", "12345678-b", "1234567-9"]),
+    (["1-2", "1-2"], ["1-2", "1-2"]),
+])  # fmt: skip
 def test_an_id_is_shortened_no_further_than_to_what_no_other_begins_with(ids: list[str], shown: list[str]) -> None:
     [column_] = shorten_ids([column("job", 0, lambda each: each)], ids, 80)
     assert [column_.read(each) for each in ids] == shown
@@ -109,14 +103,11 @@ def test_a_watched_list_is_shown_again_until_ctrl_c(capsys) -> None:
     assert capsys.readouterr().out == "a list\n\nretrying: no scheduler answers\n\n"
 
 
-@pytest.mark.parametrize(
-    ("failing", "error", "left"),
-    [
-        ("", None, "operation one is left to the scheduler, which stops its jobs"),
-        ("/abort", UnavailableError("away"), "operation one may continue; `cpumond operation abort one` ends it"),
-        ("/operations", KeyboardInterrupt(), "it is unknown whether the operation was started; see"),
-    ],
-)
+@pytest.mark.parametrize(("failing", "error", "left"), [
+    ("", None, "operation one is left to the scheduler, which stops its jobs"),
+    ("/abort", UnavailableError("away"), "operation one may continue; `cpumond operation abort one` ends it"),
+    ("/operations", KeyboardInterrupt(), "it is unknown whether the operation was started; see"),
+])  # fmt: skip
 def test_a_second_signal_leaves_what_it_says(failing: str, error: Any, left: str, monkeypatch) -> None:
     def request(_method: str, path: str, _body: object) -> None:
         if error and path.endswith(failing):

@@ -217,28 +217,22 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
     assert {row.name for row in kept.pools} == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ((None, None, False), ("text", None)), (("csv", None, False), ("csv", None)),
-        ((None, None, True), ("json", None)), (("json", "x.txt", True), ("json", "x.txt")),
-        ((None, "x.CSV", False), ("csv", "x.CSV")), ((None, "x", False), ("text", "x")),
-        ((None, "x.txt", False), ("text", "x.txt")), (("text", "x.pdf", False), ("text", "x.pdf")),
-        (("text", "x.csv", False), ("text", "x.csv")), ((None, "-", False), ("text", None)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "expected"), [
+    ((None, None, False), ("text", None)), (("csv", None, False), ("csv", None)),
+    ((None, None, True), ("json", None)), (("json", "x.txt", True), ("json", "x.txt")),
+    ((None, "x.CSV", False), ("csv", "x.CSV")), ((None, "x", False), ("text", "x")),
+    ((None, "x.txt", False), ("text", "x.txt")), (("text", "x.pdf", False), ("text", "x.pdf")),
+    (("text", "x.csv", False), ("text", "x.csv")), ((None, "-", False), ("text", None)),
+])  # fmt: skip
 def test_the_format_is_told_or_taken_from_the_name(given, expected):
     assert choose_output(*given) == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (("csv", None, True), "--json and --format csv contradict each other; use one"),
-        ((None, "x.html", False), "--output x.html: its ending is no known format (.txt, .csv, .json)"),
-        ((None, "", False), "--output: expected the name of a file"),
-    ],
-)
+@pytest.mark.parametrize(("given", "sentence"), [
+    (("csv", None, True), "--json and --format csv contradict each other; use one"),
+    ((None, "x.html", False), "--output x.html: its ending is no known format (.txt, .csv, .json)"),
+    ((None, "", False), "--output: expected the name of a file"),
+])  # fmt: skip
 def test_options_that_disagree_are_refused(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
         choose_output(*given)

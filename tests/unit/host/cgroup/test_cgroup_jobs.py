@@ -34,16 +34,13 @@ def read(directory: Path) -> dict[str, str]:
 
 
 class TestVersion2:
-    @pytest.mark.parametrize(
-        ("cores", "text", "weight"),
-        [
-            (1.0, "100000 100000", "100"),
-            (0.25, "25000 100000", "25"),
-            (0.005, "1000 200000", "1"),
-            (0.0, "1000 1000000", "1"),
-            (200.0, "20000000 100000", "10000"),
-        ],
-    )
+    @pytest.mark.parametrize(("cores", "text", "weight"), [
+        (1.0, "100000 100000", "100"),
+        (0.25, "25000 100000", "25"),
+        (0.005, "1000 200000", "1"),
+        (0.0, "1000 1000000", "1"),
+        (200.0, "20000000 100000", "10000"),
+    ])  # fmt: skip
     def test_quota_and_weight(self, tmp_path, cores, text, weight):
         tree = open_v2(tmp_path)
         files = tree.create("a", cores, 0)
@@ -57,14 +54,10 @@ class TestVersion2:
         tree.create("a", 1.5, 0, has_ceiling=False)
         assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == {"cpu.weight": "150"}
 
-    @pytest.mark.parametrize(
-        ("offered", "before", "after"),
-        [
-            ("cpuset cpu memory", "pids", "+memory"),  # the last of two writes
-            ("cpu memory", "cpu memory", "cpu memory"),
-        ],
-        ids=["handed down", "handed down already"],
-    )
+    @pytest.mark.parametrize(("offered", "before", "after"), [
+        ("cpuset cpu memory", "pids", "+memory"),  # the last of two writes
+        ("cpu memory", "cpu memory", "cpu memory"),
+    ], ids=["handed down", "handed down already"])  # fmt: skip
     def test_the_controllers_are_handed_down(self, tmp_path, offered, before, after):
         tree = open_v2(tmp_path, cgroup__controllers=f"{offered}\n", cgroup__subtree_control=f"{before}\n")
         tree.create("a", 1.0, 0)
@@ -158,16 +151,12 @@ class TestIdleClass:
     def be_root(self, monkeypatch):
         monkeypatch.setattr(os, "geteuid", lambda: 0)
 
-    @pytest.mark.parametrize(
-        ("version", "files", "expected", "name"),
-        [
-            (1, {"cpu.shares": "1024\n", "cpu.idle": "0\n"}, {"cpu.idle": "1"}, "idle"),
-            (1, {"cpu.shares": "1024\n"}, {"cpu.shares": "2"}, "lowest weight"),
-            (2, {"other": {"cpu.weight": "100\n", "cpu.idle": "0\n"}}, {"cpu.idle": "1"}, "idle"),
-            (2, {"other": {"cpu.weight": "100\n"}}, {"cpu.weight": "1"}, "lowest weight"),
-        ],
-        ids=["v1", "v1 before 5.15", "v2", "v2 before 5.15"],
-    )
+    @pytest.mark.parametrize(("version", "files", "expected", "name"), [
+        (1, {"cpu.shares": "1024\n", "cpu.idle": "0\n"}, {"cpu.idle": "1"}, "idle"),
+        (1, {"cpu.shares": "1024\n"}, {"cpu.shares": "2"}, "lowest weight"),
+        (2, {"other": {"cpu.weight": "100\n", "cpu.idle": "0\n"}}, {"cpu.idle": "1"}, "idle"),
+        (2, {"other": {"cpu.weight": "100\n"}}, {"cpu.weight": "1"}, "lowest weight"),
+    ], ids=["v1", "v1 before 5.15", "v2", "v2 before 5.15"])  # fmt: skip
     def test_the_parent_has_the_class_and_jobs_below_it_their_weights(self, tmp_path, version, files, expected, name):
         tree = open_v1(tmp_path, "cpumond-jobs") if version == 1 else open_v2(tmp_path, "cpumond-jobs")
         cpu = make_tree(tmp_path / ("cpu" if version == 1 else "cgroup"), files)

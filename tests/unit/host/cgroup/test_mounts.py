@@ -73,24 +73,16 @@ CGROUP = "/sys/fs/cgroup"
 BOTH, UNIFIED, CPUSET = f"{CGROUP}/cpu,cpuacct", f"{CGROUP}/unified", f"{CGROUP}/cpuset"
 
 
-@pytest.mark.parametrize(
-    ("text", "controllers", "found", "layout"),
-    [
-        (V1_TOGETHER, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
-        (APART, {}, Hierarchies(1, f"{CGROUP}/cpu", f"{CGROUP}/cpuacct", None, UNIFIED), "hybrid"),
-        (HYBRID, {UNIFIED: ""}, Hierarchies(1, BOTH, BOTH, CPUSET, UNIFIED), "hybrid"),
-        (
-            without(HYBRID, "cpuacct"),
-            {UNIFIED: "cpu io memory\n"},
-            Hierarchies(2, UNIFIED, UNIFIED, CPUSET, UNIFIED),
-            "v2",
-        ),
-        (without(APART, "cpuacct"), {}, Hierarchies(1, f"{CGROUP}/cpu", UNIFIED, None, UNIFIED), "hybrid"),
-        (V2, {CGROUP: ALL}, Hierarchies(2, *[CGROUP] * 4), "v2"),
-        (V2, {CGROUP: "cpu memory\n"}, Hierarchies(2, CGROUP, CGROUP, None, CGROUP), "v2"),
-        (DOCKER_V1, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
-    ],
-)
+@pytest.mark.parametrize(("text", "controllers", "found", "layout"), [
+    (V1_TOGETHER, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
+    (APART, {}, Hierarchies(1, f"{CGROUP}/cpu", f"{CGROUP}/cpuacct", None, UNIFIED), "hybrid"),
+    (HYBRID, {UNIFIED: ""}, Hierarchies(1, BOTH, BOTH, CPUSET, UNIFIED), "hybrid"),
+    (without(HYBRID, "cpuacct"), {UNIFIED: "cpu io memory\n"}, Hierarchies(2, UNIFIED, UNIFIED, CPUSET, UNIFIED), "v2"),
+    (without(APART, "cpuacct"), {}, Hierarchies(1, f"{CGROUP}/cpu", UNIFIED, None, UNIFIED), "hybrid"),
+    (V2, {CGROUP: ALL}, Hierarchies(2, *[CGROUP] * 4), "v2"),
+    (V2, {CGROUP: "cpu memory\n"}, Hierarchies(2, CGROUP, CGROUP, None, CGROUP), "v2"),
+    (DOCKER_V1, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
+])  # fmt: skip
 def test_which_hierarchy_serves_what(text, controllers, found, layout):
     assert find_hierarchies(parse_mountinfo(text, controllers), "mountinfo") == found
     assert found.layout == layout
@@ -118,17 +110,14 @@ def test_controllers_are_whole_words():
         find_hierarchies(mounts, "mountinfo")
 
 
-@pytest.mark.parametrize(
-    ("written", "point"),
-    [
-        (r"/mnt/with\040space", "/mnt/with space"),
-        (r"/mnt/tab\011new\012line", "/mnt/tab\tnew\nline"),
-        (r"/mnt/back\134slash", "/mnt/back\\slash"),
-        (r"/mnt/back\134040", r"/mnt/back\040"),
-        (r"/mnt/hash\043", "/mnt/hash#"),
-        ("/mnt/-", "/mnt/-"),
-    ],
-)
+@pytest.mark.parametrize(("written", "point"), [
+    (r"/mnt/with\040space", "/mnt/with space"),
+    (r"/mnt/tab\011new\012line", "/mnt/tab\tnew\nline"),
+    (r"/mnt/back\134slash", "/mnt/back\\slash"),
+    (r"/mnt/back\134040", r"/mnt/back\040"),
+    (r"/mnt/hash\043", "/mnt/hash#"),
+    ("/mnt/-", "/mnt/-"),
+])  # fmt: skip
 def test_a_mount_point_as_it_is_written(written, point):
     [mount] = parse_mountinfo(f"34 33 0:29 / {written} rw shared:1 - cgroup cgroup rw,cpu\n")
     assert mount.mount_point == point
@@ -140,13 +129,10 @@ def test_a_mount_point_of_bytes_that_are_no_text(tmp_path):
     assert open_hierarchies(str(place)).cpu_root == "/mnt/\udcff"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "", "x", "34 33 0:29 / /c rw", "34 33 0:29 / /c rw -", "34 33 0:29 / /c rw - cgroup",
-        "34 33 0:29 / /c rw - cgroup c",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "", "x", "34 33 0:29 / /c rw", "34 33 0:29 / /c rw -", "34 33 0:29 / /c rw - cgroup",
+    "34 33 0:29 / /c rw - cgroup c",
+])  # fmt: skip
 def test_lines_that_are_cut_off_are_left_out(line):
     mount = Mount(1, "/c", frozenset({"rw", "cpu"}), os.makedev(0, 29))
     assert parse_mountinfo(f"{line}\n34 33 0:29 / /c rw a:1 b:2 c - cgroup x rw,cpu\n") == [mount]
@@ -163,21 +149,18 @@ def test_a_hidden_unified_hierarchy_offers_nothing(tmp_path):
     assert open_hierarchies(source).layout == "hybrid"
 
 
-@pytest.mark.parametrize(
-    ("given", "relative"),
-    [
-        ("/sys/fs/cgroup/cpu/jobs/a", "jobs/a"),
-        ("/sys/fs/cgroup/cpuacct/jobs/a/", "jobs/a"),
-        ("/sys/fs/cgroup/unified/jobs/a", "jobs/a"),
-        ("/jobs/a", "jobs/a"),
-        ("jobs//a/.", "jobs/a"),
-        ("/sys/fs/cgroup/cpu", ""),
-        ("/sys/fs/cgroup/cpuset/jobs", "sys/fs/cgroup/cpuset/jobs"),
-        ("/sys/fs/cgroup/cpu2/jobs", "sys/fs/cgroup/cpu2/jobs"),
-        ("", ""),
-        ("jobs/../a", "jobs/../a"),
-    ],
-)
+@pytest.mark.parametrize(("given", "relative"), [
+    ("/sys/fs/cgroup/cpu/jobs/a", "jobs/a"),
+    ("/sys/fs/cgroup/cpuacct/jobs/a/", "jobs/a"),
+    ("/sys/fs/cgroup/unified/jobs/a", "jobs/a"),
+    ("/jobs/a", "jobs/a"),
+    ("jobs//a/.", "jobs/a"),
+    ("/sys/fs/cgroup/cpu", ""),
+    ("/sys/fs/cgroup/cpuset/jobs", "sys/fs/cgroup/cpuset/jobs"),
+    ("/sys/fs/cgroup/cpu2/jobs", "sys/fs/cgroup/cpu2/jobs"),
+    ("", ""),
+    ("jobs/../a", "jobs/../a"),
+])  # fmt: skip
 def test_paths_as_people_give_them(given, relative):
     assert relative_path(find(APART), given) == relative
 

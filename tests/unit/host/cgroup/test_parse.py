@@ -43,14 +43,11 @@ def test_lines_that_are_no_pair_are_left_out(text):
     assert parse_flat_keyed(text) == {}
 
 
-@pytest.mark.parametrize(
-    ("parse", "texts"),
-    [
-        (parse_flat_keyed, ["usage_usec many\n"]),
-        (parse_cpu_max, ["", "max", "1 2 3", "all 100000", "max soon"]),
-        (parse_cpu_list, ["a", "0-b", "1-2-3"]),
-    ],
-)
+@pytest.mark.parametrize(("parse", "texts"), [
+    (parse_flat_keyed, ["usage_usec many\n"]),
+    (parse_cpu_max, ["", "max", "1 2 3", "all 100000", "max soon"]),
+    (parse_cpu_list, ["a", "0-b", "1-2-3"]),
+])  # fmt: skip
 def test_what_is_no_value_is_an_error(parse, texts):
     for text in texts:
         with pytest.raises(ValueError):  # noqa: PT011 - the words are Python's
@@ -83,20 +80,17 @@ def test_no_pressure(text):
     assert parse_pressure(text) is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "some ",
-        "some avg10",
-        "some avg10=1.00",
-        "some avg10=x avg60=3.00 avg300=0.10 total=1",
-        "some avg10=1.00 avg60=3.00 avg300=0.10 total=x",
-        "some avg10=1.00 avg60=3.00 avg300=0.10 total=" + "9" * 5000,
-        "some avg10=nan avg60=inf avg300=0.10 total=1",
-        "some avg10=1.00 avg60=3.00 avg300=0.10 total=\u00b2",
-        "some avg60=3.00 total=1",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "some ",
+    "some avg10",
+    "some avg10=1.00",
+    "some avg10=x avg60=3.00 avg300=0.10 total=1",
+    "some avg10=1.00 avg60=3.00 avg300=0.10 total=x",
+    "some avg10=1.00 avg60=3.00 avg300=0.10 total=" + "9" * 5000,
+    "some avg10=nan avg60=inf avg300=0.10 total=1",
+    "some avg10=1.00 avg60=3.00 avg300=0.10 total=\u00b2",
+    "some avg60=3.00 total=1",
+])  # fmt: skip
 def test_a_damaged_pressure_is_one_exception(line):
     with pytest.raises(ValueError, match="not a pressure line"):
         parse_pressure(f"{line}\n")

@@ -37,19 +37,16 @@ def test_the_same_cores_in_another_period_are_no_order():
     assert choose_restore(ordered, original, ("quota",), written) == ordered
 
 
-@pytest.mark.parametrize(
-    ("cores", "found", "above", "quota", "given", "words"),
-    [
-        (1.5, TWO, FREE, (150_000, 100_000), 1.5, ""),
-        (1.5, ODD_PERIOD, FREE, (50_000, 33_333), 1.5, ""),
-        (3.0, TWO, FREE, (200_000, 100_000), 2.0, "original quota, 2 cores"),
-        (3.0, NONE, AncestorCap(1.25, "slice"), (125_000, 100_000), 1.25, "1.25 cores, the quota of slice"),
-        # 11111 of 33333 us are more than 33333 of 100000.
-        (1.0, ODD_PERIOD, AncestorCap(0.33333, "slice"), (11_110, 33_333), 0.33333, "the quota of slice"),
-        (0.004, TWO, FREE, (1_000, 250_000), 0.004, "period lengthened to 250000 us"),
-        *((cores, TWO, FREE, (1_000, 1_000_000), 0.001, "raised to 0.001 cores") for cores in (0.0, 0.0001, 0.0009)),
-    ],
-)
+@pytest.mark.parametrize(("cores", "found", "above", "quota", "given", "words"), [
+    (1.5, TWO, FREE, (150_000, 100_000), 1.5, ""),
+    (1.5, ODD_PERIOD, FREE, (50_000, 33_333), 1.5, ""),
+    (3.0, TWO, FREE, (200_000, 100_000), 2.0, "original quota, 2 cores"),
+    (3.0, NONE, AncestorCap(1.25, "slice"), (125_000, 100_000), 1.25, "1.25 cores, the quota of slice"),
+    # 11111 of 33333 us are more than 33333 of 100000.
+    (1.0, ODD_PERIOD, AncestorCap(0.33333, "slice"), (11_110, 33_333), 0.33333, "the quota of slice"),
+    (0.004, TWO, FREE, (1_000, 250_000), 0.004, "period lengthened to 250000 us"),
+    *((cores, TWO, FREE, (1_000, 1_000_000), 0.001, "raised to 0.001 cores") for cores in (0.0, 0.0001, 0.0009)),
+])  # fmt: skip
 def test_a_limit_as_a_quota(cores, found, above, quota, given, words):
     target = compute_quota_target(cores, found, above)
     assert target.settings == CpuSettings(*quota, found.burst_us, found.weight)
@@ -58,13 +55,10 @@ def test_a_limit_as_a_quota(cores, found, above, quota, given, words):
     assert words in "".join(target.notes)
 
 
-@pytest.mark.parametrize(
-    ("found_us", "ratio", "burst_us"),
-    [
-        (80_000, None, 50_000), (20_000, None, 20_000), (None, None, None), (0, 0.5, 25_000), (0, 1.0, 50_000),
-        (0, 0.0, 0), (None, 0.5, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("found_us", "ratio", "burst_us"), [
+    (80_000, None, 50_000), (20_000, None, 20_000), (None, None, None), (0, 0.5, 25_000), (0, 1.0, 50_000),
+    (0, 0.0, 0), (None, 0.5, None),
+])  # fmt: skip
 def test_the_burst_found_is_kept_as_far_as_it_fits_or_is_asked_for(found_us, ratio, burst_us):
     assert compute_quota_target(0.5, CpuSettings(200_000, 100_000, found_us), FREE, ratio).settings.burst_us == burst_us
 
@@ -83,13 +77,10 @@ def test_a_cgroup_without_a_weight_stays_as_it_is():
     assert compute_weight_target(0.0, 0.0, TWO, V1_SHARES).settings == TWO
 
 
-@pytest.mark.parametrize(
-    ("cores", "shares", "weight"),
-    [
-        (1.0, 1024, 100), (0.5, 512, 50), (2.5, 2560, 250), (0.07, 72, 7), (0.0, 2, 1), (0.001, 2, 1),
-        (500.0, 262_144, 10_000),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cores", "shares", "weight"), [
+    (1.0, 1024, 100), (0.5, 512, 50), (2.5, 2560, 250), (0.07, 72, 7), (0.0, 2, 1), (0.001, 2, 1),
+    (500.0, 262_144, 10_000),
+])  # fmt: skip
 def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weight):
     assert (compute_start_weight(cores, 1), compute_start_weight(cores, 2)) == (shares, weight)
 
@@ -132,19 +123,16 @@ def test_the_same_quota_up_to_systemds_rounding():
     assert not same_quota(NONE, TWO)
 
 
-@pytest.mark.parametrize(
-    ("found", "actuator", "expected"),
-    [
-        (TWO, "quota", "same"),
-        (CpuSettings(300_000, 100_000), "quota", "raise"),
-        (CpuSettings(None, 100_000), "quota", "raise"),
-        (CpuSettings(100_000, 100_000), "quota", "lower"),
-        (CpuSettings(200_000, 100_000, 0, 5), "quota", "same"),
-        (CpuSettings(None, 100_000, 0, 1024), "weight", "same"),
-        (CpuSettings(200_000, 100_000, 0, 2048), "weight", "raise"),
-        (CpuSettings(200_000, 100_000, 0, 2), "weight", "lower"),
-    ],
-)
+@pytest.mark.parametrize(("found", "actuator", "expected"), [
+    (TWO, "quota", "same"),
+    (CpuSettings(300_000, 100_000), "quota", "raise"),
+    (CpuSettings(None, 100_000), "quota", "raise"),
+    (CpuSettings(100_000, 100_000), "quota", "lower"),
+    (CpuSettings(200_000, 100_000, 0, 5), "quota", "same"),
+    (CpuSettings(None, 100_000, 0, 1024), "weight", "same"),
+    (CpuSettings(200_000, 100_000, 0, 2048), "weight", "raise"),
+    (CpuSettings(200_000, 100_000, 0, 2), "weight", "lower"),
+])  # fmt: skip
 def test_what_somebody_else_did(found, actuator, expected):
     assert classify_change(TWO, found, actuator) == expected
 

@@ -22,41 +22,35 @@ from cpumond.host.systemd.properties import (
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "unit"),
-    [
-        ("batch.slice/work.service", "work.service"),
-        ("system.slice/docker-3f9a.scope", "docker-3f9a.scope"),
-        ("cpumond.slice/cpumond-jobs.slice/cpumond-job-1.service", "cpumond-job-1.service"),
-        ("batch.slice", "batch.slice"),
-        ("init.scope", "init.scope"),
-        ("system.slice/_cpu.service", "cpu.service"),
-        ("system.slice/__escaped.service", "_escaped.service"),
-        ("system.slice/work.mount", "work.mount"),
-        ("", ""),
-        ("jobs/1", ""),
-        ("jobs/work.service", ""),
-        ("machine.slice/libpod-1.scope/container", ""),
-        ("system.slice/slurmstepd.scope/job_1/step_0", ""),
-        ("user.slice/user-1000.slice/user@1000.service/app.slice/mine.service", ""),
-        ("batch.slice/.service", ""),
-        ("batch.slice/work.timer", ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "unit"), [
+    ("batch.slice/work.service", "work.service"),
+    ("system.slice/docker-3f9a.scope", "docker-3f9a.scope"),
+    ("cpumond.slice/cpumond-jobs.slice/cpumond-job-1.service", "cpumond-job-1.service"),
+    ("batch.slice", "batch.slice"),
+    ("init.scope", "init.scope"),
+    ("system.slice/_cpu.service", "cpu.service"),
+    ("system.slice/__escaped.service", "_escaped.service"),
+    ("system.slice/work.mount", "work.mount"),
+    ("", ""),
+    ("jobs/1", ""),
+    ("jobs/work.service", ""),
+    ("machine.slice/libpod-1.scope/container", ""),
+    ("system.slice/slurmstepd.scope/job_1/step_0", ""),
+    ("user.slice/user-1000.slice/user@1000.service/app.slice/mine.service", ""),
+    ("batch.slice/.service", ""),
+    ("batch.slice/work.timer", ""),
+])  # fmt: skip
 def test_which_cgroup_is_a_unit(path: str, unit: str) -> None:
     assert unit_of(path) == unit
 
 
-@pytest.mark.parametrize(
-    ("unit", "name"),
-    [
-        ("work.service", "work_2eservice"),
-        ("a-b_c@1\\x2d.scope", "a_2db_5fc_401_5cx2d_2escope"),
-        ("3f9a.scope", "_33f9a_2escope"),
-        ("é.service", "_c3_a9_2eservice"),
-        ("", "_"),
-    ],
-)
+@pytest.mark.parametrize(("unit", "name"), [
+    ("work.service", "work_2eservice"),
+    ("a-b_c@1\\x2d.scope", "a_2db_5fc_401_5cx2d_2escope"),
+    ("3f9a.scope", "_33f9a_2escope"),
+    ("é.service", "_c3_a9_2eservice"),
+    ("", "_"),
+])  # fmt: skip
 def test_where_a_unit_is_on_the_bus(unit: str, name: str) -> None:
     assert object_path(unit) == f"/org/freedesktop/systemd1/unit/{name}"
 
@@ -94,25 +88,22 @@ def test_what_a_drop_in_keeps_is_the_quota_itself(percent: int, period_us: int) 
     assert same_quota(CpuSettings(quota_us, period_us), after)
 
 
-@pytest.mark.parametrize(
-    ("settings", "actuators", "version", "properties"),
-    [
-        (CpuSettings(150_000, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", 1_500_000),)),
-        (CpuSettings(33_500, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", 340_000),)),
-        (CpuSettings(None, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
-        (CpuSettings(None, 50_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
-        (CpuSettings(25_000, 50_000), ("quota",), 1, (("CPUQuotaPerSecUSec", 500_000), ("CPUQuotaPeriodUSec", 50_000))),
-        (CpuSettings(150_000, 100_000, None, 50), ("weight",), 2, (("CPUWeight", 50),)),
-        (CpuSettings(150_000, 100_000, None, 512), ("weight",), 1, (("CPUWeight", 50),)),
-        (CpuSettings(150_000, 100_000, None, None), ("weight",), 1, ()),
-        (
-            CpuSettings(150_000, 100_000, 7, 1024),
-            ("quota", "weight"),
-            1,
-            (("CPUQuotaPerSecUSec", 1_500_000), ("CPUWeight", 100)),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "actuators", "version", "properties"), [
+    (CpuSettings(150_000, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", 1_500_000),)),
+    (CpuSettings(33_500, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", 340_000),)),
+    (CpuSettings(None, 100_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
+    (CpuSettings(None, 50_000), ("quota",), 2, (("CPUQuotaPerSecUSec", NO_LIMIT),)),
+    (CpuSettings(25_000, 50_000), ("quota",), 1, (("CPUQuotaPerSecUSec", 500_000), ("CPUQuotaPeriodUSec", 50_000))),
+    (CpuSettings(150_000, 100_000, None, 50), ("weight",), 2, (("CPUWeight", 50),)),
+    (CpuSettings(150_000, 100_000, None, 512), ("weight",), 1, (("CPUWeight", 50),)),
+    (CpuSettings(150_000, 100_000, None, None), ("weight",), 1, ()),
+    (
+        CpuSettings(150_000, 100_000, 7, 1024),
+        ("quota", "weight"),
+        1,
+        (("CPUQuotaPerSecUSec", 1_500_000), ("CPUWeight", 100)),
+    ),
+])  # fmt: skip
 def test_a_limit_in_systemds_words(settings, actuators, version, properties) -> None:
     assert list_properties(settings, actuators, version) == properties
 
@@ -129,15 +120,12 @@ def test_the_default_weight_is_the_default_share() -> None:
     assert (weight_of(2), weight_of(262_144)) == (1, 10_000)
 
 
-@pytest.mark.parametrize(
-    ("name", "a", "b", "same"),
-    [
-        (QUOTA, 1_230_000, 1_234_567, True),
-        (QUOTA, 1_230_000, 1_240_000, False),
-        (QUOTA, 1_230_000, NO_LIMIT, False),
-        (QUOTA, NO_LIMIT, NO_LIMIT, True),
-        ("CPUWeight", 100, 101, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "a", "b", "same"), [
+    (QUOTA, 1_230_000, 1_234_567, True),
+    (QUOTA, 1_230_000, 1_240_000, False),
+    (QUOTA, 1_230_000, NO_LIMIT, False),
+    (QUOTA, NO_LIMIT, NO_LIMIT, True),
+    ("CPUWeight", 100, 101, False),
+])  # fmt: skip
 def test_a_quota_is_the_same_within_systemds_rounding(name: str, a: int, b: int, same: bool) -> None:
     assert is_same_value(name, a, b) is is_same_value(name, b, a) is same

@@ -158,19 +158,16 @@ def test_a_container_as_a_job(server):
     assert job.labels == {"name": "web", "image": "nginx:1", "project": "shop", "service": "web"}
 
 
-@pytest.mark.parametrize(
-    ("given", "cores"),
-    [
-        ({"NanoCpus": 500000000}, 0.5),
-        ({"NanoCpus": 10**9, "CpuQuota": 5, "CpuPeriod": 10}, 1.0),
-        ({"CpuQuota": 25000, "CpuPeriod": 50000}, 0.5),
-        ({"CpuQuota": 25000}, 0.25),
-        ({"CpuQuota": -1, "CpuPeriod": 50000}, None),
-        ({"NanoCpus": 0}, None),
-        ({}, None),
-        ({"NanoCpus": -5, "CpuQuota": -5}, None),
-    ],
-)
+@pytest.mark.parametrize(("given", "cores"), [
+    ({"NanoCpus": 500000000}, 0.5),
+    ({"NanoCpus": 10**9, "CpuQuota": 5, "CpuPeriod": 10}, 1.0),
+    ({"CpuQuota": 25000, "CpuPeriod": 50000}, 0.5),
+    ({"CpuQuota": 25000}, 0.25),
+    ({"CpuQuota": -1, "CpuPeriod": 50000}, None),
+    ({"NanoCpus": 0}, None),
+    ({}, None),
+    ({"NanoCpus": -5, "CpuQuota": -5}, None),
+])  # fmt: skip
 def test_what_it_ordered(given, cores):
     assert read_order(msgspec.convert(given, containers._HostConfig)) == cores
 
@@ -267,13 +264,10 @@ def test_one_with_an_unknown_description_leaves_the_others_their_names(server, m
     assert server.asked.count(f"/containers/{OTHER}/json") == 1, "it is left alone for a time"
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"CpuQuota": 100000, "CpuPeriod": -5}, {"NanoCpus": 1}, {"CpuQuota": 5, "CpuPeriod": 10**6},
-        {"NanoCpus": 10**400}, {"CpuQuota": 10**18},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("given", [
+    {"CpuQuota": 100000, "CpuPeriod": -5}, {"NanoCpus": 1}, {"CpuQuota": 5, "CpuPeriod": 10**6},
+    {"NanoCpus": 10**400}, {"CpuQuota": 10**18},
+])  # fmt: skip
 def test_an_order_that_cannot_be_is_none(server, given):
     server.answers[f"/containers/{ID}/json"] = describe(HostConfig=given)
     answer = watch_once(server)
@@ -333,16 +327,13 @@ def test_an_id_that_is_none_is_never_asked_about(server):
     assert not any("images" in path for path in server.asked)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/containers/json", b'[{"Id": 1}]', "/containers/json is invalid: Expected `str`"),
-        ("/version", b" " * 200, "/version is invalid"),
-        ("/version", b"\xff", "/version is invalid"),
-        ("/version", b"[" * 100_000, "/version is invalid"),
-        ("/version", None, "/version was answered with status 404"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "words"), [
+    ("/containers/json", b'[{"Id": 1}]', "/containers/json is invalid: Expected `str`"),
+    ("/version", b" " * 200, "/version is invalid"),
+    ("/version", b"\xff", "/version is invalid"),
+    ("/version", b"[" * 100_000, "/version is invalid"),
+    ("/version", None, "/version was answered with status 404"),
+])  # fmt: skip
 def test_an_answer_that_is_none_ends_the_watch(server, path, body, words):
     if body is None:
         del server.answers[path]

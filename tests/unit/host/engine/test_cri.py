@@ -32,13 +32,10 @@ def test_fields_of_all_types_are_read_and_unknown_ones_passed_over():
     assert (message.number(99), message.text(99), message.many(99), message.has(99)) == (0, "", [], False)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x08", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x0b", b"\x11123",
-        b"\x08" + b"\xff" * 11,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("data", [
+    b"\x08", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x0b", b"\x11123",
+    b"\x08" + b"\xff" * 11,
+])  # fmt: skip
 def test_bytes_that_are_no_message(data):
     with pytest.raises(WireError):
         Message(data)
@@ -72,16 +69,13 @@ def status(*linux: bytes) -> Message:
     return Message(field(1, field(1, ID) + field(16, b"".join(field(1, each) for each in linux))))
 
 
-@pytest.mark.parametrize(
-    ("linux", "cores", "tells"),
-    [
-        ([field(1, 50_000) + field(2, 75_000)], 1.5, True),
-        ([field(2, 150_000)], 1.5, True),
-        ([field(1, 100_000) + field(2, -1)], None, True),
-        ([b""], None, True),
-        ([], None, False),
-    ],
-)
+@pytest.mark.parametrize(("linux", "cores", "tells"), [
+    ([field(1, 50_000) + field(2, 75_000)], 1.5, True),
+    ([field(2, 150_000)], 1.5, True),
+    ([field(1, 100_000) + field(2, -1)], None, True),
+    ([b""], None, True),
+    ([], None, False),
+])  # fmt: skip
 def test_the_order_of_a_container(linux, cores, tells):
     found = read_container(entry(LABELS), status(*linux))
     assert found is not None

@@ -138,20 +138,17 @@ SLICE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + UID.r
 ALONE = "kubepods.slice/kubepods-pod" + UID.replace("-", "_") + ".slice"
 
 
-@pytest.mark.parametrize(
-    ("path", "qos"),
-    [
-        (f"{SLICE}/cri-containerd-{ONE}.scope", "Burstable"),
-        (f"{SLICE}/crio-{ONE}.scope", "Burstable"),
-        (f"{SLICE}/crio-{ONE}.scope/container", "Burstable"),
-        (f"{SLICE}/docker-{ONE}.scope", "Burstable"),
-        (f"{ALONE}/cri-containerd-{ONE}.scope", "Guaranteed"),
-        (f"kubepods/burstable/pod{UID}/{ONE}", "Burstable"),
-        (f"kubepods/besteffort/pod{UID}/{ONE}", "BestEffort"),
-        (f"kubepods/besteffort/pod{UID}/crio-{ONE}", "BestEffort"),
-        (f"kubepods/pod{UID}/{ONE}", "Guaranteed"),
-    ],
-)
+@pytest.mark.parametrize(("path", "qos"), [
+    (f"{SLICE}/cri-containerd-{ONE}.scope", "Burstable"),
+    (f"{SLICE}/crio-{ONE}.scope", "Burstable"),
+    (f"{SLICE}/crio-{ONE}.scope/container", "Burstable"),
+    (f"{SLICE}/docker-{ONE}.scope", "Burstable"),
+    (f"{ALONE}/cri-containerd-{ONE}.scope", "Guaranteed"),
+    (f"kubepods/burstable/pod{UID}/{ONE}", "Burstable"),
+    (f"kubepods/besteffort/pod{UID}/{ONE}", "BestEffort"),
+    (f"kubepods/besteffort/pod{UID}/crio-{ONE}", "BestEffort"),
+    (f"kubepods/pod{UID}/{ONE}", "Guaranteed"),
+])  # fmt: skip
 def test_ids_and_class_by_the_path(path, qos):
     assert kubernetes.find_ids(path) == (UID, ONE)
     assert kubernetes.find_qos(path) == qos

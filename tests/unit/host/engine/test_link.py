@@ -90,14 +90,11 @@ def test_an_answer_is_news_when_it_differs(thread, news):
     assert news.count == 2
 
 
-@pytest.mark.parametrize(
-    ("failure", "problem"),
-    [
-        (EngineError("docker: no answer"), "docker: no answer"),
-        (ValueError("odd"), "docker: ValueError: odd"),
-        (None, "docker: it ended"),
-    ],
-)
+@pytest.mark.parametrize(("failure", "problem"), [
+    (EngineError("docker: no answer"), "docker: no answer"),
+    (ValueError("odd"), "docker: ValueError: odd"),
+    (None, "docker: it ended"),
+])  # fmt: skip
 def test_what_was_last_said_is_kept_while_the_engine_is_away(thread, news, failure, problem):
     engine = Scripted()
     thread.follow({KEY: lambda: engine})

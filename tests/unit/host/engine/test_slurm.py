@@ -14,37 +14,31 @@ from cpumond.host.engine.slurm import SlurmEngine, SlurmJob, find_jobs, parse_jo
 SLUID = "sEKNKTV3WPV500"
 
 
-@pytest.mark.parametrize(
-    ("text", "job"),
-    [
-        ("7|1|2|alice|physics|own|train\n", SlurmJob("7", 1, 2, "alice", "physics", "own", "train")),
-        ("7|1|2|alice|(null)|own|a|b c\n", SlurmJob("7", 1, 2, "alice", "", "own", "a|b c")),
-        ("7|3|96|u|a|p|\n", SlurmJob("7", 3, 96, "u", "a", "p", "")),
-        ("8|1|1|u|a|p|other\n7|1|2|u|a|p|name\n", SlurmJob("7", 1, 2, "u", "a", "p", "name")),
-        ("8|1|2|u|a|p|other\n", None),
-        ("", None),
-        ("7|1|2|u|a|p\n", None),
-        ("x|1|2|u|a|p|name\n", None),
-        ("7|1|-2|u|a|p|name\n", None),
-        ("7|1|0|u|a|p|name\n", None),
-        ("7|1|٣|u|a|p|name\n", None),
-        ("slurm_load_jobs error: Unable to contact slurm controller\n", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "job"), [
+    ("7|1|2|alice|physics|own|train\n", SlurmJob("7", 1, 2, "alice", "physics", "own", "train")),
+    ("7|1|2|alice|(null)|own|a|b c\n", SlurmJob("7", 1, 2, "alice", "", "own", "a|b c")),
+    ("7|3|96|u|a|p|\n", SlurmJob("7", 3, 96, "u", "a", "p", "")),
+    ("8|1|1|u|a|p|other\n7|1|2|u|a|p|name\n", SlurmJob("7", 1, 2, "u", "a", "p", "name")),
+    ("8|1|2|u|a|p|other\n", None),
+    ("", None),
+    ("7|1|2|u|a|p\n", None),
+    ("x|1|2|u|a|p|name\n", None),
+    ("7|1|-2|u|a|p|name\n", None),
+    ("7|1|0|u|a|p|name\n", None),
+    ("7|1|٣|u|a|p|name\n", None),
+    ("slurm_load_jobs error: Unable to contact slurm controller\n", None),
+])  # fmt: skip
 def test_one_job(text, job):
     assert parse_job(text, "7") == job
 
 
-@pytest.mark.parametrize(
-    ("text", "job"),
-    [
-        (f"{SLUID}|7|1|2|u|a|p|b|c\n", SlurmJob("7", 1, 2, "u", "a", "p", "b|c")),
-        (f"s0000000000000|8|1|2|u|a|p|x\n{SLUID}|7|1|2|u|a|p|y\n", SlurmJob("7", 1, 2, "u", "a", "p", "y")),
-        (f"{SLUID}|x|1|2|u|a|p|name\n", None),
-        ("7|1|2|u|a|p|name\n", None),
-        (f"squeue: error: Invalid job id: {SLUID}\n", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "job"), [
+    (f"{SLUID}|7|1|2|u|a|p|b|c\n", SlurmJob("7", 1, 2, "u", "a", "p", "b|c")),
+    (f"s0000000000000|8|1|2|u|a|p|x\n{SLUID}|7|1|2|u|a|p|y\n", SlurmJob("7", 1, 2, "u", "a", "p", "y")),
+    (f"{SLUID}|x|1|2|u|a|p|name\n", None),
+    ("7|1|2|u|a|p|name\n", None),
+    (f"squeue: error: Invalid job id: {SLUID}\n", None),
+])  # fmt: skip
 def test_one_job_by_its_sluid(text, job):
     assert parse_job(text, SLUID) == job
 
@@ -106,14 +100,11 @@ def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path,
     assert [len(answer.jobs) for answer in told] == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("echo Unable to contact >&2; exit 1", "squeue failed with exit code 1: Unable to contact"),
-        ("exec yes 77777777", "squeue printed more than 1 MiB"),
-        ("exec sleep 1000 >&- 2>&-", r"squeue gave no output within 0\.1 s"),
-    ],
-)
+@pytest.mark.parametrize(("script", "said"), [
+    ("echo Unable to contact >&2; exit 1", "squeue failed with exit code 1: Unable to contact"),
+    ("exec yes 77777777", "squeue printed more than 1 MiB"),
+    ("exec sleep 1000 >&- 2>&-", r"squeue gave no output within 0\.1 s"),
+])  # fmt: skip
 def test_what_squeue_says_is_bounded(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_squeue(tmp_path, monkeypatch, script)
     monkeypatch.setattr(slurm, "ANSWER_TIMEOUT_S", 0.1 if "sleep" in script else 60.0)

@@ -50,19 +50,16 @@ def test_an_id_that_names_no_unit_is_refused(job_id):
         unit_name(job_id)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ""),
-        ({"argv": []}, "its command is empty"),
-        ({"argv": [""]}, "its command is empty"),
-        ({"argv": ["a", "b\0c"]}, "zero byte"),
-        ({"environment": {"A": "\0"}}, "zero byte"),
-        ({"argv": ["\udcff"]}, "UTF-8"),
-        ({"argv": ["x" * 3_000_000]}, "3000"),
-        ({"working_directory": "work"}, "'work' is not absolute"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, ""),
+    ({"argv": []}, "its command is empty"),
+    ({"argv": [""]}, "its command is empty"),
+    ({"argv": ["a", "b\0c"]}, "zero byte"),
+    ({"environment": {"A": "\0"}}, "zero byte"),
+    ({"argv": ["\udcff"]}, "UTF-8"),
+    ({"argv": ["x" * 3_000_000]}, "3000"),
+    ({"working_directory": "work"}, "'work' is not absolute"),
+])  # fmt: skip
 def test_what_cannot_be_said_over_the_bus(changes, words):
     problem = check_launch(launch(**changes))
     assert words in problem
@@ -72,27 +69,24 @@ def test_what_cannot_be_said_over_the_bus(changes, words):
 ABSENT = object()
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, {"Slice": "cpumond-jobs.slice", "NoNewPrivileges": True, "TasksMax": ABSENT, "User": ABSENT}),
-        ({}, {"CPUWeight": 150, "OOMScoreAdjust": ABSENT}),
-        ({"cpu_limit": 0.001}, {"CPUWeight": 1}),
-        ({"cpu_limit": 128.0}, {"CPUWeight": 10_000}),
-        ({"has_ceiling": False}, {"CPUWeight": 150, "CPUQuotaPerSecUSec": ABSENT, "CPUQuotaPeriodUSec": ABSENT}),
-        (
-            {"reclaimed": True},
-            {"Slice": "cpumond_reclaimed.slice", "OOMScoreAdjust": 1000, "CPUQuotaPerSecUSec": 1_500_000},
-        ),
-        ({"cpu_limit": 0.25}, {"CPUQuotaPerSecUSec": 250_000, "CPUQuotaPeriodUSec": 100_000, "MemoryMax": ABSENT}),
-        ({"cpu_limit": 0.0}, {"CPUQuotaPerSecUSec": 1}),
-        ({"memory_limit": 1 << 30}, {"MemoryMax": 1 << 30, "MemorySwapMax": 0}),
-        ({"max_tasks": 20}, {"TasksMax": 20}),
-        ({"user": "nobody"}, {"User": "nobody"}),
-        # Words of the command mean nothing to systemd.
-        ({"argv": ["echo", "$HOME", "$$"]}, {"ExecStart": [["echo", ["echo", "$$HOME", "$$$$"], False]]}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, {"Slice": "cpumond-jobs.slice", "NoNewPrivileges": True, "TasksMax": ABSENT, "User": ABSENT}),
+    ({}, {"CPUWeight": 150, "OOMScoreAdjust": ABSENT}),
+    ({"cpu_limit": 0.001}, {"CPUWeight": 1}),
+    ({"cpu_limit": 128.0}, {"CPUWeight": 10_000}),
+    ({"has_ceiling": False}, {"CPUWeight": 150, "CPUQuotaPerSecUSec": ABSENT, "CPUQuotaPeriodUSec": ABSENT}),
+    (
+        {"reclaimed": True},
+        {"Slice": "cpumond_reclaimed.slice", "OOMScoreAdjust": 1000, "CPUQuotaPerSecUSec": 1_500_000},
+    ),
+    ({"cpu_limit": 0.25}, {"CPUQuotaPerSecUSec": 250_000, "CPUQuotaPeriodUSec": 100_000, "MemoryMax": ABSENT}),
+    ({"cpu_limit": 0.0}, {"CPUQuotaPerSecUSec": 1}),
+    ({"memory_limit": 1 << 30}, {"MemoryMax": 1 << 30, "MemorySwapMax": 0}),
+    ({"max_tasks": 20}, {"TasksMax": 20}),
+    ({"user": "nobody"}, {"User": "nobody"}),
+    # Words of the command mean nothing to systemd.
+    ({"argv": ["echo", "$HOME", "$$"]}, {"ExecStart": [["echo", ["echo", "$$HOME", "$$$$"], False]]}),
+])  # fmt: skip
 def test_properties_of_the_unit(changes, expected):
     made = properties(**changes)
     assert {name: made.get(name, ABSENT) for name in expected} == expected
@@ -105,16 +99,13 @@ def test_exit_codes_are_no_failures_but_those_of_systemd_itself():
     assert {9, 11, 15} <= set(signals)
 
 
-@pytest.mark.parametrize(
-    ("argv0", "environment", "expected"),
-    [
-        ("/bin/true", {"PATH": "/opt"}, ("/bin/true", [])),
-        ("./run", {"PATH": "/opt"}, ("/there/run", [])),
-        ("sub/run", {}, ("/there/sub/run", [])),
-        ("run", {}, ("run", [])),
-        ("run", {"PATH": "/opt:relative::/usr/bin"}, ("run", ["/opt", "/usr/bin"])),
-    ],
-)
+@pytest.mark.parametrize(("argv0", "environment", "expected"), [
+    ("/bin/true", {"PATH": "/opt"}, ("/bin/true", [])),
+    ("./run", {"PATH": "/opt"}, ("/there/run", [])),
+    ("sub/run", {}, ("/there/sub/run", [])),
+    ("run", {}, ("run", [])),
+    ("run", {"PATH": "/opt:relative::/usr/bin"}, ("run", ["/opt", "/usr/bin"])),
+])  # fmt: skip
 def test_where_systemd_looks_for_the_program(argv0, environment, expected):
     assert find_program(launch(argv=[argv0], environment=environment), 252) == expected
 
@@ -143,14 +134,11 @@ def test_a_running_unit():
     assert (told.started, told.cgroup, told.cpu_seconds, told.max_memory) == (4.9, "a.slice/b.service", 1.5, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "cgroup"),
-    [
-        ("cpumond_reclaimed.slice", "cpumond_reclaimed.slice"),
-        ("cpumond-jobs.slice", "cpumond.slice/cpumond-jobs.slice"),
-        ("", "cpumond.slice/cpumond-jobs.slice"),
-    ],
-)
+@pytest.mark.parametrize(("name", "cgroup"), [
+    ("cpumond_reclaimed.slice", "cpumond_reclaimed.slice"),
+    ("cpumond-jobs.slice", "cpumond.slice/cpumond-jobs.slice"),
+    ("", "cpumond.slice/cpumond-jobs.slice"),
+])  # fmt: skip
 def test_where_a_unit_was_that_has_no_cgroup_any_more(name, cgroup):
     assert state(Slice=name).slice_cgroup == cgroup
 
@@ -169,32 +157,26 @@ def test_what_signals_told_outlives_the_unit():
     assert (told.is_gone, told.is_over, told.has_run, told.main_status) == (True, True, True, 6)
 
 
-@pytest.mark.parametrize(
-    ("told", "has_run"),
-    [
-        ({"ActiveEnterTimestamp": 1}, True),
-        ({"ExecMainCode": 1, "ExecMainStatus": 3}, True),
-        ({"ExecMainCode": 2, "ExecMainStatus": 9}, True),
-        ({"ExecMainCode": 1, "ExecMainStatus": 203}, None),
-        ({}, False),
-    ],
-)
+@pytest.mark.parametrize(("told", "has_run"), [
+    ({"ActiveEnterTimestamp": 1}, True),
+    ({"ExecMainCode": 1, "ExecMainStatus": 3}, True),
+    ({"ExecMainCode": 2, "ExecMainStatus": 9}, True),
+    ({"ExecMainCode": 1, "ExecMainStatus": 203}, None),
+    ({}, False),
+])  # fmt: skip
 def test_whether_a_program_has_run(told, has_run):
     assert state(ActiveState="failed", **told).has_run is has_run
 
 
-@pytest.mark.parametrize(
-    ("status", "words", "node_fault"),
-    [
-        (200, "the working directory /there does not exist, or user nobody may not enter it", False),
-        (203, "the program 'prog' does not exist, or user nobody may not run it", False),
-        (216, "groups of user 'nobody'", False),
-        (217, "the user 'nobody' does not exist on this host", False),
-        (219, "its cgroup cannot be created", True),
-        (226, "namespaces", True),
-        (241, "exit status 241 of systemd", True),
-    ],
-)
+@pytest.mark.parametrize(("status", "words", "node_fault"), [
+    (200, "the working directory /there does not exist, or user nobody may not enter it", False),
+    (203, "the program 'prog' does not exist, or user nobody may not run it", False),
+    (216, "groups of user 'nobody'", False),
+    (217, "the user 'nobody' does not exist on this host", False),
+    (219, "its cgroup cannot be created", True),
+    (226, "namespaces", True),
+    (241, "exit status 241 of systemd", True),
+])  # fmt: skip
 def test_why_a_unit_did_not_start(status, words, node_fault):
     failed = state(
         ActiveState="failed",
