@@ -51,6 +51,21 @@ class Client:
         place = {"name": name, "pool_tree": "default", **({"parent_name": parent} if parent else {})}
         return (await self("create", type="scheduler_pool", attributes={**place, **attributes}))["object_id"]
 
+    async def create_pools(self, *paths):
+        """``parent/name`` or, of one below the root, its name."""
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            await self.create_pool(name, parent or None)
+
+    async def run(self, job_count=2, **spec):
+        """An operation whose jobs run on a new node; its id and theirs."""
+        await self.register()
+        operation = await self.start(job_count, **{"pool": "p", **spec})
+        await self.update()
+        await self.heartbeat()
+        await self.heartbeat()
+        return operation, [job["id"] for job in (await self("list_jobs", operation_id=operation))["jobs"]]
+
     async def start(self, job_count=1, by="ann", cpu_limit=1.0, **spec):
         spec = {"tasks": {"t": {"job_count": job_count, "command": "x", "cpu_limit": cpu_limit}}, **spec}
         return (await self("start_operation", operation_type="vanilla", spec=spec, by=by))["operation_id"]

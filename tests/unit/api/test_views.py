@@ -341,11 +341,9 @@ def test_what_has_started_since_it_was_foretold_does_not_start_again():
     told = Forecast(operation_id=operation, as_of=NOW, horizon=NOW + 100.0, runs=5, **times)
     world.state.forecasts = {operation: told}
     outlook = views.view_forecast(world.state, operation)
-    assert outlook is not None
     assert (outlook.start_p50, outlook.end_p50) == (NOW + 60.0, NOW + 60.0)
     world.node("n1", 4.0)
     world.settle_down()
     outlook = views.view_forecast(world.state, operation)
-    assert outlook is not None
     assert (outlook.start_p10, outlook.start_p50, outlook.start_p90) == (None, None, None)
     assert outlook.end_p50 == NOW + 60.0

@@ -1,9 +1,9 @@
 """What a batch costs in the event loop's thread."""
 
-import sys
 from typing import Any
 
 import pytest
+from calls import count_calls
 
 from cpumond.api.bodies import Bodies
 from cpumond.api.yt.parameters import YtRequest
@@ -20,14 +20,7 @@ async def test_large_answers_of_a_batch_are_not_gone_through_in_the_loop(value: 
     limits, ann = YtLimits(), User("ann")
     transport = _Transport(answer, lambda _: ann, limits, ReplyCache(limits), Bodies(), _record_nothing)
     requests = [{"command": "get", "parameters": {"path": "/"}}] * 3
-    steps = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal steps
-        steps += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    answers = await transport._execute(YtRequest("execute_batch", {"requests": requests}, None, ann, "1-2-3-4"))
-    sys.setprofile(None)
+    with count_calls() as calls:
+        answers = await transport._execute(YtRequest("execute_batch", {"requests": requests}, None, ann, "1-2-3-4"))
     assert answers == {"results": [{"output": {"value": value}}] * 3}
-    assert steps < 5000
+    assert calls.total() < 5000

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import copy
-import sys
 from types import SimpleNamespace
 
 import pytest
+from calls import count_calls
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,10 +32,7 @@ LISTED = ["type", "account", "resource_usage", "modification_time"]
 
 
 async def test_pools_are_nested_nodes(yt):
-    await yt.create_pool("a")
-    await yt.create_pool("b", "a")
-    await yt.create_pool("c", "b")
-    await yt.create_pool("d")
+    await yt.create_pools("a", "a/b", "b/c", "d")
     shape = {"a": {"b": {"c": {}}}, "d": {}}
     assert await yt.get("//sys/pools") == shape
     assert await yt.get("//sys/pool_trees/default") == shape
@@ -62,20 +59,9 @@ async def test_children_come_with_the_attributes_that_they_have(yt):
 
 
 def count_steps(work):
-    """Calls of functions, Python's own included, until ``work`` is done: its cost, whatever else the machine does."""
-    steps = 0
-
-    def count(frame, event, argument):
-        nonlocal steps
-        steps += event in ("call", "c_call")
-
-    with contextlib.closing(asyncio.new_event_loop()) as loop:
-        sys.setprofile(count)
-        try:
-            loop.run_until_complete(work)
-        finally:
-            sys.setprofile(None)
-    return steps
+    with contextlib.closing(asyncio.new_event_loop()) as loop, count_calls() as calls:
+        loop.run_until_complete(work)
+    return calls.total()
 
 
 @pytest.mark.parametrize(
@@ -110,8 +96,7 @@ async def test_only_some_attributes_are_asked_for_at_a_time(yt):
 
 
 async def test_a_list_is_cut_at_max_size(yt):
-    for name in ("a", "b", "c"):
-        await yt.create_pool(name)
+    await yt.create_pools("a", "b", "c")
     assert await yt.list("//sys/pools", max_size=2) == Attributed(["a", "b"], {"incomplete": True})
     assert await yt.list("//sys/pools", max_size=3) == ["a", "b", "c"]
 
@@ -126,8 +111,7 @@ async def test_a_list_is_cut_at_max_size(yt):
 )  # fmt: skip
 async def test_every_node_can_be_listed_in_long_form(yt, path):
     await yt.register()
-    await yt.create_pool("a")
-    await yt.create_pool("b", "a")
+    await yt.create_pools("a", "a/b")
     for item in await yt.list(path, attributes=LISTED):
         assert set(item.attributes) == set(LISTED)
     attributes = await yt.get(f"{path}/@" if path != "/" else "/@")
@@ -200,8 +184,7 @@ async def test_a_path_that_leads_nowhere_is_refused_in_the_words_of_the_protocol
 
 
 async def test_a_pool_that_is_elsewhere_is_pointed_at(yt):
-    await yt.create_pool("a")
-    await yt.create_pool("burst", "a")
+    await yt.create_pools("a", "a/burst")
     error = await error_of(yt.get("//sys/pools/burst"), 500)
     assert error.inner[0].message == 'Node //sys/pools has no child with key "burst"'
     assert error.inner[0].inner[0].message == 'pool "burst" is at //sys/pool_trees/default/a/burst'
@@ -254,8 +237,7 @@ async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
 
 
 async def test_attributes_are_set_and_read_in_every_spelling(yt):
-    await yt.create_pool("root-pool")
-    await yt.create_pool("burst", "root-pool")
+    await yt.create_pools("root-pool", "root-pool/burst")
     await yt.set("//sys/pools/root-pool/@integral-guarantees/resource_flow", {"cpu": Uint(100)})
     await yt.set("//sys/pools/root-pool/burst/@integral-guarantees/guarantee_type", "burst")
     await yt.set("//sys/pools/root-pool/burst/@integral-guarantees/resource_flow", {"cpu": 100})
@@ -309,8 +291,7 @@ async def test_attributes_are_removed(yt):
 
 
 async def test_access_lists_are_attributes(yt):
-    await yt.create_pool("a")
-    await yt.create_pool("b", "a")
+    await yt.create_pools("a", "a/b")
     entry = {"action": "allow", "subjects": ["kim"], "permissions": ["use"]}
     await yt.set("//sys/pools/a/@acl/end", entry)
     assert await yt.get("//sys/pools/a/@acl") == [entry]
@@ -440,8 +421,7 @@ async def test_a_recursive_creation_that_fails_leaves_nothing(yt):
 
 
 async def test_pools_are_removed(yt):
-    await yt.create_pool("a")
-    await yt.create_pool("b", "a")
+    await yt.create_pools("a", "a/b")
     error = await error_of(yt.remove("//sys/pools/a"), 1)
     assert str(error).startswith("Cannot remove non-empty composite node")
     await yt.remove("//sys/pools/a", recursive=True)
@@ -539,8 +519,7 @@ async def test_types_of_the_orchid_are_those_of_its_values(yt):
 
 
 async def test_a_tree_may_change_while_it_is_shown(yt):
-    for number in range(20):
-        await yt.create_pool(f"p{number}")
+    await yt.create_pools(*(f"p{number}" for number in range(20)))
     await yt.register()
     await yt.start(pool="made")
     await yt.update()
@@ -707,12 +686,7 @@ async def test_operations_are_listed_newest_first_and_filtered(yt):
 
 
 async def test_one_job_is_found_while_it_runs_and_after(yt):
-    await yt.register()
-    operation = await yt.start(2, pool="p")
-    await yt.update()
-    await yt.heartbeat()
-    await yt.heartbeat()
-    first, _ = [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+    operation, (first, _) = await yt.run(2)
     assert (await yt("get_job", operation_id=operation, job_id=first))["state"] == "running"
     await yt.heartbeat(finished=[(first, "failed")])
     found = await yt("get_job", operation_id=operation, job_id=first, attributes=["state", "address"])

@@ -8,15 +8,6 @@ from yt_client import error_of
 from cpumond.core.wire import MAX_LOG_BYTES, JobLog
 
 
-async def run_two(yt, count=2, **spec):
-    await yt.register()
-    operation = await yt.start(count, pool="p", **spec)
-    await yt.update()
-    await yt.heartbeat()
-    await yt.heartbeat()
-    return operation, [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
-
-
 async def end(yt, job_id, state="completed", **facts):
     yt.clock.at += 0.5
     yt.node.finish(job_id, state, **facts)
@@ -29,7 +20,7 @@ async def list_ids(yt, operation, **parameters):
 
 async def test_progress_has_the_time_and_the_counts_that_the_client_prints(yt):
     """JOB-5: without a newer ``build_time`` the client prints no line of progress, without a count it fails."""
-    operation, _ = await run_two(yt)
+    operation, _ = await yt.run()
     first = (await yt("get_operation", operation_id=operation, attributes=["brief_progress"]))["brief_progress"]
     await yt.heartbeat()
     second = (await yt("get_operation", operation_id=operation, attributes=["brief_progress"]))["brief_progress"]
@@ -40,7 +31,7 @@ async def test_progress_has_the_time_and_the_counts_that_the_client_prints(yt):
 
 async def test_jobs_with_stderr_are_those_that_wrote_some(yt):
     """JOB-3: what a node has not told, of running jobs, too, is not taken for stderr."""
-    operation, ids = await run_two(yt, 3)
+    operation, ids = await yt.run(3)
     await end(yt, ids[0], stderr_size=2)
     await end(yt, ids[1], stderr_size=0)
     [found] = (await yt("list_jobs", operation_id=operation, with_stderr=True))["jobs"]
@@ -50,7 +41,7 @@ async def test_jobs_with_stderr_are_those_that_wrote_some(yt):
 
 
 async def test_filters_and_counts(yt):
-    operation, ids = await run_two(yt)
+    operation, ids = await yt.run()
     await end(yt, ids[0])
     answer = await yt("list_jobs", operation_id=operation, job_state="completed", type="vanilla")
     assert [job["id"] for job in answer["jobs"]] == ids[:1]
@@ -93,7 +84,7 @@ async def test_unknown_words_are_refused(yt, parameters, said):
 
 async def test_orders(yt):
     """JOB-3: jobs that have not ended come last by their end."""
-    operation, ids = await run_two(yt, 3)
+    operation, ids = await yt.run(3)
     await end(yt, ids[2])
     await end(yt, ids[0], "failed", exit_code=3)
     assert (await list_ids(yt, operation, sort_field="finish_time"))[:3] == [ids[2], ids[0], ids[1]]
@@ -110,7 +101,7 @@ async def test_orders(yt):
 
 
 async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
-    operation, ids = await run_two(yt, 5)
+    operation, ids = await yt.run(5)
     first = await yt("list_jobs", operation_id=operation, limit=2, sort_order="descending", attributes=["state"])
     token = first["continuation_token"]
     second = await yt("list_jobs", operation_id=operation, limit=2, continuation_token=token)
@@ -125,7 +116,7 @@ async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
 async def test_a_job_that_was_interrupted_says_why_and_for_whom(yt):
     """``interruption_info``: only of a job that got time to end."""
     tasks = {"t": {"job_count": 2, "command": "x", "interruptible": True}}
-    operation, [killed, job] = await run_two(yt, tasks=tasks)
+    operation, [killed, job] = await yt.run(tasks=tasks)
     await yt("abort_job", job_id=killed)
     await yt("abort_job", job_id=job, interrupt_timeout=2500)
     info = {"interruption_reason": "user_request", "interruption_timeout": 2500}
@@ -150,7 +141,7 @@ async def test_the_full_specification_of_a_gang(yt):
 
 async def test_statistics_of_a_job_tell_its_memory(yt):
     """semantics.md 8.1: what it reserved, used and might use, in bytes; once it has ended over its time, too."""
-    operation, [job] = await run_two(yt, 1)
+    operation, [job] = await yt.run(1)
     live = (await yt("get_job", operation_id=operation, job_id=job))["statistics"]["user_job"]
     values = {"memory_limit": 2**29, "memory_reserve": 2**28}
     assert live == {name: {"sum": value, "count": 1, "min": value, "max": value} for name, value in values.items()}
@@ -163,7 +154,7 @@ async def test_statistics_of_a_job_tell_its_memory(yt):
 
 
 async def test_statistics_of_ended_jobs(yt):
-    operation, ids = await run_two(yt, 3)
+    operation, ids = await yt.run(3)
     yt.clock.at += 10.0
     for job, cpu_seconds in zip(ids, (2.0, 3.0, None), strict=True):
         at = yt.clock.at
@@ -179,7 +170,7 @@ async def test_statistics_of_ended_jobs(yt):
 
 
 async def test_a_part_of_a_log_is_read(yt, monkeypatch):
-    operation, [job] = await run_two(yt, 1)
+    operation, [job] = await yt.run(1)
     asked = []
 
     async def read_log(*words):
@@ -197,7 +188,7 @@ async def test_a_part_of_a_log_is_read(yt, monkeypatch):
 async def test_no_more_of_stderr_is_asked_for_than_its_task_wants_to_keep(yt):
     """Also where the node's journal has more."""
     tasks = {"t": {"job_count": 1, "command": "x", "max_stderr_size": 7}}
-    operation, [job] = await run_two(yt, tasks=tasks)
+    operation, [job] = await yt.run(tasks=tasks)
     reading = asyncio.ensure_future(yt("get_job_stderr", operation_id=operation, job_id=job))
     while not (logs := (await yt.heartbeat()).logs):
         await asyncio.sleep(0)  # the reader's turn

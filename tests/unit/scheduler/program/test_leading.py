@@ -155,10 +155,7 @@ async def test_a_standby_says_who_leads():
 
 async def test_a_fenced_write_ends_the_reign_at_once():
     async with leads() as world:
-        reign = world.leading.reign
-        assert reign is not None
-        assert reign.scheduler is not None
-        scheduler = reign.scheduler
+        scheduler = world.leading.reign.scheduler
         take_from_outside(world.database)
         with pytest.raises(FencedError):
             await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "me")
@@ -170,10 +167,7 @@ async def test_a_fenced_write_ends_the_reign_at_once():
 
 async def test_after_a_pause_longer_than_the_lease_nothing_is_answered():
     async with leads(LONG_LEASE_S) as world:
-        reign = world.leading.reign
-        assert reign is not None
-        assert reign.store is not None
-        store = reign.store
+        store = world.leading.reign.store
         world.gate.clear()  # no renewal gets through, either
         world.paused_s += LONG_LEASE_S
         assert (await world.get()).status_code == 503

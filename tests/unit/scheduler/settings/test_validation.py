@@ -1,10 +1,10 @@
 """Rules for trees and their pools; the numbers are those of semantics.md 2.6, 2.7."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from calls import count_calls
 
 from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig, to_vector
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
@@ -276,19 +276,10 @@ def test_the_cost_of_many_pools_grows_with_their_number() -> None:
             pools[f"top{top}"] = (ROOT_POOL, {**strong(cpu=1e4, memory=1e4), **flow(cpu=1e4)})
             for number in range(pools_below):
                 pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), **flow("burst", cpu=1)})
-        config, calls = tree(pools), 0
-
-        def note(_: object, event: str, __: object) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(note)
-        try:
+        config = tree(pools)
+        with count_calls() as calls:
             warnings = validate_tree(config)
-        finally:
-            sys.setprofile(before)
         assert len(warnings) == 2 * pools_below
-        return calls
+        return calls.total()
 
     assert count(900) < 10 * count(100)

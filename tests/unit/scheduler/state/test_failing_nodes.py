@@ -158,7 +158,6 @@ def test_a_pause_grows_and_the_node_is_cordoned_in_the_end():
     world.restart()
     cordon = world.state.nodes["bad"].cordon
     assert command is not None
-    assert cordon is not None
     assert (cordon.user, cordon.why[:41]) == (GUARD, "held off 3 times, and again 16 jobs of 2 ")
     world.do(UncordonNode("bad"))
     assert not world.state.nodes["bad"].cordoned
