@@ -27,7 +27,8 @@ UNITS_PATIENCE = 3 * UNITS_SLOW
 UNITS = Part("units", 900)
 CONTRACT_OF_SYSTEMD = Part("systemd_contract", 750)
 REBOOT = Part("reboot", 300)
-PARTS = (UNITS, test_vm.TESTS, CONTRACT_OF_SYSTEMD, REBOOT)
+QUOTA_DEBT = Part("quota_debt", 120)
+PARTS = (UNITS, test_vm.TESTS, CONTRACT_OF_SYSTEMD, QUOTA_DEBT, REBOOT)
 STEPS = (
     "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "weighs",
     "unlimited", "leaves",
@@ -80,6 +81,14 @@ def test_the_executor_of_kind_systemd(v2: Machine) -> None:
     facts = v2.of("systemd_contract")
     assert_passed(facts)
     assert len(facts) > 20, sorted(facts)
+
+
+def test_a_quota_stops_a_long_system_call_before_linux_6_18(v2: Machine) -> None:
+    """By counts alone: later kernels let it use far more than the quotas of the periods so far."""
+    facts = v2.of("quota_debt")
+    assert facts["code"] == 0, facts
+    release = tuple(map(int, facts["release"].split(".")[:2]))
+    assert (facts["beyond_us"] < facts["used_us"] / 4) == (release < (6, 18)), facts
 
 
 @pytest.mark.parametrize(("boot", "boot_before"), [("rebooted", "before"), ("cut", "rebooted")])
