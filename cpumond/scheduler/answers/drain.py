@@ -74,7 +74,7 @@ def _place_key(job: Job) -> str:
 
 
 def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainPlan:
-    """Return what a drain would do to the node's present jobs. Removes the nodes that it assigns from ``places``."""
+    """Return what a drain would do to the node's present jobs. Removes from ``places`` the nodes that it assigns."""
     jobs = sorted(node.jobs.values(), key=start_order, reverse=True)
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):

@@ -205,7 +205,7 @@ class CapacitySplit:
     silent: float = 0.0
     idle: float = 0.0
     backfilled: float = 0.0
-    """Those of the above cores that are allocated to jobs on resources reserved for a gang (7.3)."""
+    """The part of the above cores that is allocated to jobs on resources reserved for a gang (7.3)."""
 
     def take(self, node: Node) -> None:
         capacity = node.capacity[CPU]

@@ -1,6 +1,6 @@
 """Guarantees that are not met while others use the CPU: the rule that blocks each pool's operations. Pure.
 
-Amounts are cores. A change frees capacity by preemption, so only after the starvation timeouts (semantics.md 3, 6)."""
+Amounts are cores. A change frees capacity by preemption, which waits for starvation timeouts (semantics.md 3, 6)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Reservation:
     """When all reserved resources are expected to be free, computed at ``looked_at``; None: not computed yet."""
     looked_at: float = 0.0
     takers: Sequence[tuple[OperationElement, Task, float]] = ()
-    """Operations, as served, whose jobs may use the resources until ``ready_at``, and each one's longest run in s."""
+    """Operations, in order of service, whose jobs may use the resources until ``ready_at``; their longest runs in s."""
 
 
 def may_take_back(element: OperationElement) -> bool:
@@ -102,7 +102,7 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
-    """Return a place in the free resources of the nodes for each job that it needs; None if a job finds no place. Tries
+    """Return a place in the free resources of the nodes for each job that the gang needs; None if one finds none. Tries
     the fullest node that can hold a job first, then the emptiest first, then further placements, at most MOST_STEPS."""
     free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
     if not free or not fits(sum_vectors(free), sum_needed(element)):

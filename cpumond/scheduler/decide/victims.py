@@ -192,8 +192,8 @@ def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> V
 def rooms_above(
     target: OperationElement, order: Vector, lost: Mapping[Element, Vector]
 ) -> Iterator[tuple[int, Vector]]:
-    """Yield the number of each limited pool above ``target``, and what is left below its limits after ``lost`` has
-    ended and ``order`` has started."""
+    """Yield the index of each limited pool above ``target``, and what is left below its limits after ``lost`` has ended
+    and ``order`` has started."""
     for depth, (pool, kept) in enumerate(sum_kept(target, lost)):
         if kept is not ZERO or not (pool.is_root or pool.limits is UNLIMITED):
             gone = lost.get(pool, ZERO)

@@ -431,7 +431,7 @@ NO_GANG: Final[tuple[str, int]] = ("", -1)
 
 
 class Job:
-    """A job from its start to its end. While it ``is_active``, all counters above include its ``usage``."""
+    """A job from its start to its end. While it ``is_active``, its node, operation and pools count its ``usage``."""
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
@@ -470,8 +470,8 @@ class Job:
         self.report = NO_REPORT
         """Its node's last report; a counter that a report omits keeps its last known value."""
         self.counted: CpuTimes = NOTHING
-        """The part of its ``cpu_times`` that the counters above contain, or that the job used before this scheduler
-        knew it; None for a time that is not known yet."""
+        """The part of its ``cpu_times`` that counters of elements contain, or that it used before this scheduler knew
+        it; None for a time that is not known yet."""
         self.reclaimed = False
         """Whether it runs on reclaimed CPU; set at its start and kept until its end (1.10)."""
         self.cookie = self.index = self.task_index = UNKNOWN
@@ -619,7 +619,7 @@ class Node:
         self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
         """CPU that is requested by the active jobs, by the ordinary active jobs, and by the jobs in ``strangers``."""
         self.foreign_usage: Vector = ZERO
-        """Usage reported of foreign jobs: those not of the scheduler, and those that it did not adopt and stops."""
+        """Usage reported of foreign jobs: those not of the scheduler, and those that it stops instead of adopting."""
         self.strangers: dict[str, JobReport] = {}
         """The last reports of foreign jobs, by job id."""
         self.former_starts: dict[str, StartRecord] = {}

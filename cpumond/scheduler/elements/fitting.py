@@ -30,7 +30,7 @@ class Tagged(Protocol):
 
 
 Kind = frozenset[tuple[str, ...]]
-"""Kind of a node: each tuple in which all filters match it. An element treats all nodes of one kind alike."""
+"""Kind of a node: each tuple of filters that all match it. An element treats all nodes of one kind alike."""
 
 
 class Fitting:

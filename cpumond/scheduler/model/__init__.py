@@ -213,9 +213,9 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
         "operation_and_ancestors"
     )
     guarantee_tolerance: _Share | None = None
-    """Fraction of its strong guarantee that a pool gets even by preempting jobs that are otherwise protected, in pools
-    that exceed their own guarantees. None: as in YTsaurus, a pool starves only below the tolerated part of its fair
-    share (6.10)."""
+    """A pool gets this fraction of its strong guarantee even by preempting otherwise protected jobs of pools that
+    exceed their own guarantees. None: as in YTsaurus, a pool starves only below the tolerated part of its fair share
+    (6.10)."""
     preemption_check_starvation: bool = True
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False

@@ -18,7 +18,7 @@ HOUR_S: Final = 3600.0
 DAY: Final = timedelta(days=1)
 BACK_DAYS: Final = 2
 """If the clock goes back by at most this number of days, usage counts for the newest known day. If it goes back by
-more, that day was wrong."""
+more, that newest day counts as wrong."""
 KEPT_DAYS: Final = 62
 """Number of days for which amounts are kept; more if the period is longer."""
 RECENT_DAYS: Final = 7

@@ -1,8 +1,8 @@
 """Sends the waste of each week once to the owners, by a webhook, a command or both ([waste_summary]).
 
-A notice is stored before it is sent; therefore it is sent at most once: if the process is killed while it sends a
-notice, that is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in total, also
-after a take-over."""
+A notice is stored before it is sent; therefore it is sent at most once: if the process is killed meanwhile, the notice
+is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in total, also after a
+take-over."""
 
 from __future__ import annotations
 

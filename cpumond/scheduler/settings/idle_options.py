@@ -13,7 +13,7 @@ from cpumond.scheduler.model import ROOT_POOL, OperationTreeOptions, PoolSetting
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules, list_own, operation_rules
 
 DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle_poll")
-"""Options of ``job_cpu_monitor`` that decide whether others have an effect. Of a time, only 0 or not 0 matters."""
+"""Options of ``job_cpu_monitor`` that decide whether others have an effect: a time by being 0 or not."""
 
 
 def find_idle_options(

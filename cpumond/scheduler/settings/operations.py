@@ -189,7 +189,7 @@ def read_spec(
     default_memory_limit: Callable[[tuple[str, ...] | None], int] = lambda _: 0,
 ) -> ParsedSpecification:
     """Read and check a specification. ``read_monitor``: checks its section ``job_cpu_monitor``.
-    ``default_memory_limit``: returns, by ``trees``, the bytes of tasks that set no limit. Raises CommandError."""
+    ``default_memory_limit``: returns, for ``trees``, the limit in bytes of tasks that set none. Raises CommandError."""
     shown = without_vault(spec)
     secrets = {} if shown is spec else read_vault(spec)
     table = _normalise(shown, "spec")

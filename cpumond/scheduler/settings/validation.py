@@ -127,8 +127,8 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
 
 
 def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
-    """Describe guarantees that a small operation of a different pool can block: with one core each, the jobs that the
-    count rule protects need more than the rest of ``total`` (6.4). Returns None if there are none."""
+    """Describe guarantees that a small operation of a different pool can block: as many jobs as the count rule
+    protects, with one core each, need more than the rest of ``total`` (6.4). Returns None if there are none."""
     limit = tree.settings.max_unpreemptible_running_job_count
     if limit is None:
         return None

@@ -45,7 +45,7 @@ def note_ended(state: State, ended: JobRecord, job: Job | None) -> None:
 def use_kept_room(
     state: State, node: Node, tree: Tree, order: ServiceOrder, now: float, make_job: gangs.MakeJob
 ) -> None:
-    """Start jobs on a node's reserved resources. The jobs will end before the gang needs these resources."""
+    """Start, on a node's reserved resources, jobs expected to end before the gang needs these resources."""
     kept, spare = state.gangs.reservations.get(tree.name), state.rules.spare
     if kept is None or node not in kept.rooms or not may_take_back(kept.element):
         return

@@ -361,8 +361,8 @@ _Choice = tuple[Tree, admission.PoolChoice, str]
 
 
 def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification, user: str) -> dict[str, _Choice]:
-    """With ``schedule_in_single_tree``, keep one tree: that whose pool would have most of its guarantee left after the
-    operation got its whole request. Trees in which the operation would run at once take precedence."""
+    """With ``schedule_in_single_tree``, keep one tree: the one whose pool would have most of its guarantee left after
+    the operation got its whole request. Trees in which the operation would run at once take precedence."""
     if not asked.schedule_in_single_tree or not choices:
         return choices
     running = {

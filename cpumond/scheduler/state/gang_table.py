@@ -24,7 +24,7 @@ class GangTable:
         self.tries: dict[str, tuple[float, int]] = {}
         """Tree -> start of the counting period of attempts to place gangs, and their number."""
         self.first: dict[str, int] = {}
-        """Tree -> index of the gang with which the next attempt to free resources begins; those before it had one."""
+        """Tree -> index of the gang that the next attempt to free resources tries first: the last one got this far."""
         self.lacking: dict[str, tuple[str, int, int]] = {}
         """Operation with ``gang_options`` lacking jobs after a restart -> task, expected and actual number (7.5)."""
         self.started_count = 0

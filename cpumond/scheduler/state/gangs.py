@@ -57,7 +57,7 @@ def _takes_back(state: State, element: OperationElement, now: float) -> bool:
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
     """Start the gang that has the reservation, if the gang fits now.
 
-    The regular stage cannot start it: it requires a node with free resources, and all of them may be reserved."""
+    The regular stage cannot start it: it requires a node with free resources, which may all be reserved."""
     kept = find_reservation(state, tree, now)
     if kept is not None:
         place_gang(state, kept.element, now, make_job)
@@ -127,8 +127,8 @@ def _take_back(state: State, jobs: list[Job], now: float) -> None:
 
 
 def _is_stopping(state: State, element: OperationElement) -> bool:
-    """Return whether jobs of the gang's last run may still exist in any tree. The gang must not start while they do; a
-    replacement of such a job may also not be counted as needed yet. If an earlier run of the scheduler stopped such a
+    """Return whether jobs of the gang's last run may still exist in any tree. The gang must not start while they do;
+    perhaps a replacement of such a job is not counted as needed yet. If an earlier run of the scheduler stopped such a
     job, or the job came back with its node, it is in the node's ``strangers``."""
     operation = element.operation
     for node in state.nodes.values():

@@ -80,8 +80,8 @@ def note_lacks(state: State) -> None:
 
 
 def _find_lack(state: State, operation: Operation, begun: Set[str]) -> tuple[str, int, int] | None:
-    """Find a task with ``gang_options`` of which not exactly ``size`` ranked jobs run. Returns its name, ``size`` and
-    the number of these jobs; None if there is no such task, or if no job of this incarnation was started yet."""
+    """Find a task with ``gang_options`` whose number of running ranked jobs is not ``size``. Returns its name, ``size``
+    and the number of these jobs; None if there is no such task, or if no job of this incarnation was started yet."""
     record = operation.record
     jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
     present = [job for job in jobs if job.incarnation == record.incarnation]

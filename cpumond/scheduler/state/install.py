@@ -284,7 +284,7 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
     node.agent_tags = record.tags
     node.capacity = to_vector(record.capacity, 0.0)
     install_maintenance(state, record, now)
-    # A refused registration does not make the node online: its agent may repeat it for ever, and run no job.
+    # A refused registration does not make the node online: its agent may repeat it for ever without running a job.
     if is_new or not node.matched_trees:
         node.last_seen, node.is_online, node.lost_since = now, True, None
 

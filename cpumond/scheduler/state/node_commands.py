@@ -31,7 +31,7 @@ class DrainNode(_Command, frozen=True):
 
 
 class SetNodeTags(_Command, frozen=True):
-    """Set the tags that an administrator gives to a node. They add to the tags from its agent and to its address."""
+    """Set the tags that an administrator gives to a node. They are in addition to its agent's tags and its address."""
 
     tags: tuple[str, ...] = ()
 

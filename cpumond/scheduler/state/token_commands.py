@@ -115,7 +115,7 @@ def _prepare_revocation(tokens: TokenTable, command: RevokeToken, user: User, no
 
 
 def _find_end(life_s: float | None, maker: TokenRecord | None, now: float) -> float | None:
-    """Return when a new token expires: no later than ``maker``, the token used to create it."""
+    """Return when a new token expires: no later than ``maker`` does, the token used to create it."""
     asked = None if life_s is None else now + life_s
     bound = None if maker is None else maker.ends_at
     return asked if bound is None else bound if asked is None else min(asked, bound)

@@ -28,7 +28,7 @@ LARGE_EXACT_S: Final = 6.0
 """With more, each update and heartbeat is made for this time after commands: they may concern running jobs."""
 LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
-"""Later, intervals grow up to this fraction of the time since the exact time; SMALL_DETAIL: in small clusters."""
+"""After that period, intervals grow up to this fraction of the time since its end; SMALL_DETAIL: small clusters."""
 REACTION_S: Final = 0.05
 """Delay from the start or end of a job on a node to the heartbeat that reports it: agents send it early."""
 PROGRESS_EVENTS: Final = 1000

@@ -86,7 +86,7 @@ Rooms = dict[tuple[Fitting | None, bool], list[Vector]]
 
 def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms) -> bool:
     """Whether limits allow another job (for a gang: all of its jobs), and a usable node has free resources for a job.
-    ``largest``: the known largest free resources of ``nodes``, by what decides which nodes an operation may use."""
+    ``largest``: the largest free resources of ``nodes`` that are known, for the keys of ``Rooms``."""
     if element.operation.record.is_gang and gangs.find_limit(element):
         return False
     kind = (element.fitting, bool(element.operation.record.vault_bytes))
