@@ -408,10 +408,8 @@ def test_a_file_of_rubbish_is_told_of_in_twenty_sentences(tmp_path, capsys):
     ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is only for"),
     ({"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"}, "b.toml:1: source 2 ('a/..'): "),
     ({"main": SOURCE, "b": "[[source]]\nkind = 'globe'\n"}, "b.toml:2: source 1.kind: must be one of"),
-    (
-        {"main": "", "b": "[log]\nlevel = 'loud'\n"},
-        'conf.d/b.toml:2: log.level: must be one of "debug", "error", "info", "warning", got \'loud\'',
-    ),
+    ({"main": "", "b": "[log]\nlevel = 'loud'\n"},
+     'conf.d/b.toml:2: log.level: must be one of "debug", "error", "info", "warning", got \'loud\''),
 ])  # fmt: skip
 def test_a_mistake_has_the_file_and_line_of_its_setting(tmp_path, files, told):
     with pytest.raises(ConfigError) as caught:

@@ -11,41 +11,23 @@ def when(at: float) -> str:
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
-    (
-        {"refused": "it is outside managed_roots", "status": "refused"},
-        ": nothing is ever written to its cgroup, because it is outside managed_roots.",
-    ),
-    (
-        {"status": "contested", "contested_losses": 5},
-        (
-            ", as another program left it: it changed the limit back 5 times, so the agent no longer writes it. "
-            "Stop the other program's writes, then `cpumond unpin steady-low`."
-        ),
-    ),
-    (
-        {"status": "overridden", "override_left_s": 570.2},
-        (
-            ": another program set it, which is respected for another 9m30s. "
-            "`cpumond unpin steady-low` returns it to the monitor now."
-        ),
-    ),
+    ({"refused": "it is outside managed_roots", "status": "refused"},
+     ": nothing is ever written to its cgroup, because it is outside managed_roots."),
+    ({"status": "contested", "contested_losses": 5},
+     (", as another program left it: it changed the limit back 5 times, so the agent no longer writes it. "
+      "Stop the other program's writes, then `cpumond unpin steady-low`.")),
+    ({"status": "overridden", "override_left_s": 570.2},
+     (": another program set it, which is respected for another 9m30s. "
+      "`cpumond unpin steady-low` returns it to the monitor now.")),
     ({"status": "pinned", "pinned_cpu_limit": 3.2}, ": an operator pinned it until `cpumond unpin steady-low`."),
-    (
-        {"status": "pinned", "pinned_cpu_limit": 3.2, "pinned_until": 1795223999.0},
-        f": an operator pinned it until {when(1795223999.0)}.",
-    ),
+    ({"status": "pinned", "pinned_cpu_limit": 3.2, "pinned_until": 1795223999.0},
+     f": an operator pinned it until {when(1795223999.0)}."),
     ({"status": "off", "mode": "off"}, ": its mode is off, so it is neither measured nor changed."),
-    (
-        {"status": "shadow", "mode": "shadow", "monitor_cpu_limit": 2.5},
-        (
-            ": its mode is shadow, so nothing is written. In mode reclaim it would be 2.5 now, "
-            "because its recent usage is about 1.8 (smoothed)."
-        ),
-    ),
-    (
-        {"status": "shadow", "mode": "shadow", "smoothed_cpu_usage": None},
-        ": its mode is shadow, so nothing is written. In mode reclaim it would be 3.2 now.",
-    ),
+    ({"status": "shadow", "mode": "shadow", "monitor_cpu_limit": 2.5},
+     (": its mode is shadow, so nothing is written. In mode reclaim it would be 2.5 now, "
+      "because its recent usage is about 1.8 (smoothed).")),
+    ({"status": "shadow", "mode": "shadow", "smoothed_cpu_usage": None},
+     ": its mode is shadow, so nothing is written. In mode reclaim it would be 3.2 now."),
 ])  # fmt: skip
 def test_why_the_monitor_does_not_decide(changes, sentence):
     assert make_explain(**changes).why == (f"The limit of steady-low is 3.2 of 10 requested cores{sentence}")
@@ -215,15 +197,11 @@ WAITED = "some task waited for CPU 62% of the time"
     ({"votes_sum": None}, "its recent maximum fades, usage 1.75"),
     ({"kind": "grow", "votes_sum": None}, "its recent maximum needs more, usage 1.75"),
     ({"kind": "restore"}, f"usage 1.75 above the limit, {ALL_BACK}"),
-    (
-        {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
-        f"50% of the periods throttled at a look between two checks, {ALL_BACK}",
-    ),
+    ({"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
+     f"50% of the periods throttled at a look between two checks, {ALL_BACK}"),
     ({**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}, f"{WAITED}, {ALL_BACK}"),
-    (
-        {**RESTORE, "throttled_ratio": 0.3, "pressure_ratio": 0.625},
-        f"30% of the periods throttled, {WAITED}, {ALL_BACK}",
-    ),
+    ({**RESTORE, "throttled_ratio": 0.3, "pressure_ratio": 0.625},
+     f"30% of the periods throttled, {WAITED}, {ALL_BACK}"),
 ])  # fmt: skip
 def test_each_kind_of_decision_has_its_reason(decision, reason):
     assert make_explain(decisions=[{**SHRINK, **decision}]).decisions[0].reason == reason

@@ -57,10 +57,8 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
     (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
     (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* Removed; .* why POOL.*\n"),
     (["fair-share", "x", "--format", "table"], r"cpumond: .* 'table' was removed; JSON has the numbers, .*\n"),
-    (
-        ["fair-share", "simulate", "x", "--csv", "y"],
-        r"cpumond: No such option\W+--csv.* Removed; the rows are JSON.*\n",
-    ),
+    (["fair-share", "simulate", "x", "--csv", "y"],
+     r"cpumond: No such option\W+--csv.* Removed; the rows are JSON.*\n"),
     (["report", "--html", "x"], r"cpumond: No such option\W+--html.* Removed; the scheduler's web page has the .*\n"),
     (["report", "-o", "html"], r"cpumond: .* 'html' was removed; the scheduler's web page has the graphs, .*\n"),
     (["statsu"], r"cpumond: No such command 'statsu'\. Did you mean 'status'\? See 'cpumond --help'\.\n"),
@@ -98,11 +96,8 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
     (click.UsageError("wrong"), 64, "wrong"),
     (CpumondError("it is\n\tgone\n"), 69, "it is gone\n"),
     (CpumondError("node \x1b]0;x\x07\x9b2J"), 69, "node \\x1b]0;x\\x07\\x9b2J\n"),
-    (
-        ZeroDivisionError("by\nzero"),
-        69,
-        "internal error: ZeroDivisionError: by zero; run with CPUMOND_DEBUG=1 for the traceback\n",
-    ),
+    (ZeroDivisionError("by\nzero"), 69,
+     "internal error: ZeroDivisionError: by zero; run with CPUMOND_DEBUG=1 for the traceback\n"),
 ])  # fmt: skip
 def test_errors_are_one_sentence_and_an_exit_code(raising, capsys, monkeypatch, error, code, sentence):
     monkeypatch.delenv("CPUMOND_DEBUG", raising=False)

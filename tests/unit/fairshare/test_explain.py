@@ -90,78 +90,46 @@ def closed(mode: str) -> list[Pool]:
 @pytest.mark.parametrize(("name", "pools", "operations", "more", "rule", "words"), [
     ("o", [], [Operation("o", ROOT)], {}, "demand", "o gets nothing: it demands nothing."),
     ("q", [Pool("q")], [], {}, "demand", "q gets nothing: it demands nothing."),
-    (
-        "o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
-        "o gets nothing: the cluster has none of the resources it demands.",
-    ),
-    (
-        "a", [Pool("q")], WEIGHTED, {}, "weight",
-        f"a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 {WANT_MORE}",
-    ),
-    (
-        "o", [Pool("q", weight=2.0), Pool("r")], GREEDY, {}, "weight",
-        f"limited by the weight of q above it, 2 of 3 {WANT_MORE}",
-    ),
-    (
-        "o", [Pool("q")], [LIMITED], {}, "limit",
-        "o gets 23.0 % of the cluster (46 of 200 cpu): limited by its resource_limits, 23.0 % of cpu (46).",
-    ),
-    (
-        "o", [Pool("q")], [replace(LIMITED, max_share_ratio=0.1)], {}, "limit",
-        "limited by its max_share_ratio, 10.0 % of cpu (20).",
-    ),
-    (
-        "o", [Pool("q", resource_limits=limit(50.0))], RIVALS[:1], {}, "limit",
-        "limited by the resource_limits of q above it, 25.0 % of cpu (50).",
-    ),
-    (
-        "o", [Pool("q", resource_limits=limit(50.0))], RIVALS, {}, "weight",
-        "still want more; q above it is at its limit, 25.0 % of cpu (50).",
-    ),
-    (
-        "q", [Pool("q")], [operation("small", "q", 1.0), LIMITED], {}, "limit",
-        "limited by the resource_limits of o inside it, 23.0 % of cpu (46).",
-    ),
-    (
-        "o", [Pool("q")], RIVALS[:1], {"root": Pool(ROOT, "", resource_limits=limit(50.0))}, "limit",
-        "limited by the resource_limits of <root> above it, 25.0 % of cpu (50).",
-    ),
+    ("o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
+     "o gets nothing: the cluster has none of the resources it demands."),
+    ("a", [Pool("q")], WEIGHTED, {}, "weight",
+     f"a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 {WANT_MORE}"),
+    ("o", [Pool("q", weight=2.0), Pool("r")], GREEDY, {}, "weight",
+     f"limited by the weight of q above it, 2 of 3 {WANT_MORE}"),
+    ("o", [Pool("q")], [LIMITED], {}, "limit",
+     "o gets 23.0 % of the cluster (46 of 200 cpu): limited by its resource_limits, 23.0 % of cpu (46)."),
+    ("o", [Pool("q")], [replace(LIMITED, max_share_ratio=0.1)], {}, "limit",
+     "limited by its max_share_ratio, 10.0 % of cpu (20)."),
+    ("o", [Pool("q", resource_limits=limit(50.0))], RIVALS[:1], {}, "limit",
+     "limited by the resource_limits of q above it, 25.0 % of cpu (50)."),
+    ("o", [Pool("q", resource_limits=limit(50.0))], RIVALS, {}, "weight",
+     "still want more; q above it is at its limit, 25.0 % of cpu (50)."),
+    ("q", [Pool("q")], [operation("small", "q", 1.0), LIMITED], {}, "limit",
+     "limited by the resource_limits of o inside it, 23.0 % of cpu (46)."),
+    ("o", [Pool("q")], RIVALS[:1], {"root": Pool(ROOT, "", resource_limits=limit(50.0))}, "limit",
+     "limited by the resource_limits of <root> above it, 25.0 % of cpu (50)."),
     # not its weight or its place
     ("p", closed("fair_share"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
-    (
-        "o", [Pool("q")], GREEDY[:1], {}, "cluster",
-        f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}.",
-    ),
+    ("o", [Pool("q")], GREEDY[:1], {}, "cluster",
+     f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}."),
     ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
-    (
-        "o0", [Pool("q", mode="fifo"), Pool("r")],
-        [*(operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in range(2)), operation("p", "r", 900.0)],
-        {}, "weight",
-        f"limited by the weight of q above it, 1 of 2 {WANT_MORE}",
-    ),
-    (
-        "o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
-        f"(50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
-    ),
-    (
-        "o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
-        f"o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first; {SCARCE}",
-    ),
+    ("o0", [Pool("q", mode="fifo"), Pool("r")],
+     [*(operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in range(2)), operation("p", "r", 900.0)],
+     {}, "weight",
+     f"limited by the weight of q above it, 1 of 2 {WANT_MORE}"),
+    ("o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+     f"(50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}"),
+    ("o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+     f"o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first; {SCARCE}"),
     ("p", [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "cluster", NEXT_STEP),
     (ROOT, [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "gang", f"<root> gets nothing: {NEXT_STEP}"),
-    (
-        "g", [], [operation("g", ROOT, 120.0, gang=True), operation("o", ROOT, 120.0)], {"options": GANGS}, "gang",
-        f"g gets nothing: {AT_ONCE} does not fit.",
-    ),
-    (
-        "g", [Pool("q"), Pool("r")],
-        [operation("g", "q", 120.0, gang=True), operation("o", "q", 120.0), operation("p", "r", 900.0)],
-        {"options": GANGS}, "gang", "60.0 % of cpu does not fit; cpu is the scarce resource.",
-    ),
-    (
-        "g", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
-        f"g gets nothing: {AT_ONCE} is more than its own limits allow.",
-    ),
+    ("g", [], [operation("g", ROOT, 120.0, gang=True), operation("o", ROOT, 120.0)], {"options": GANGS}, "gang",
+     f"g gets nothing: {AT_ONCE} does not fit."),
+    ("g", [Pool("q"), Pool("r")],
+     [operation("g", "q", 120.0, gang=True), operation("o", "q", 120.0), operation("p", "r", 900.0)],
+     {"options": GANGS}, "gang", "60.0 % of cpu does not fit; cpu is the scarce resource."),
+    ("g", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
+     f"g gets nothing: {AT_ONCE} is more than its own limits allow."),
 ])  # fmt: skip
 def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
     found = why(name, pools, operations, **more)
@@ -171,19 +139,15 @@ def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
 
 @pytest.mark.parametrize(("name", "pool", "operations", "options", "line"), [
     ("o", Pool("q"), [LIMITED], NORMAL, "    limits: 23.0 % of cpu (46) by resource_limits, in force"),
-    (
-        "o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
-        "    place 0 of fifo pool q, from 0: nothing before it",
-    ),
+    ("o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
+     "    place 0 of fifo pool q, from 0: nothing before it"),
     ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is distributed"),
     ("a", Pool("q"), WEIGHTED, NORMAL, "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"),
     ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
     (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is fully distributed"),
     ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
-    (
-        "g", Pool("q", step_function_for_gang_operations=False), [BIG_GANG], GANGS,
-        "  g, operation: 50.0 of 60.0 cpu demanded",
-    ),
+    ("g", Pool("q", step_function_for_gang_operations=False), [BIG_GANG], GANGS,
+     "  g, operation: 50.0 of 60.0 cpu demanded"),
 ])  # fmt: skip
 def test_a_line_of_the_path(name, pool, operations, options, line):
     assert line in why(name, [pool], operations, options).lines
@@ -236,11 +200,8 @@ FIRST = guaranteed("first", "q", 80.0, priority_strong_guarantee_adjustment=True
     ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q exceed its own"),
     ("q", [LIMITED_HUNDRED], "more than its limits allow"),
     ("a", [LIMITED_HUNDRED, guaranteed("a", "q", 100.0)], "more than the limits of q above it allow"),
-    (
-        "second",
-        [DONOR, FIRST, guaranteed("second", "q", 60.0)],
-        "in q pools with priority_strong_guarantee_adjustment come first",
-    ),
+    ("second", [DONOR, FIRST, guaranteed("second", "q", 60.0)],
+     "in q pools with priority_strong_guarantee_adjustment come first"),
 ])  # fmt: skip
 def test_why_a_guarantee_was_adjusted(name, pools, reason):
     lines = why(name, pools, [operation("o", name, 900.0)]).lines
@@ -255,22 +216,14 @@ def integral(kind: str, flow: float, burst: float, seconds: float) -> IntegralGu
 
 
 @pytest.mark.parametrize(("guarantee", "rule", "detail"), [
-    (
-        integral("burst", 20.0, 100.0, 600.0),
-        "burst",
-        (
-            "burst: flow 10.0, burst guarantee 50.0, accumulated volume for 1000.0 over one smooth period; gets "
-            "50.0, limited by its burst guarantee"
-        ),
-    ),
-    (
-        integral("relaxed", 40.0, 0.0, 600.0),
-        "relaxed",
-        (
-            "relaxed: flow 20.0, at most 3 x flow = 60.0, accumulated volume for 1000.0 over one smooth period; "
-            "gets 50.0, its demand and limits take no more"
-        ),
-    ),
+    (integral("burst", 20.0, 100.0, 600.0),
+     "burst",
+     ("burst: flow 10.0, burst guarantee 50.0, accumulated volume for 1000.0 over one smooth period; gets "
+      "50.0, limited by its burst guarantee")),
+    (integral("relaxed", 40.0, 0.0, 600.0),
+     "relaxed",
+     ("relaxed: flow 20.0, at most 3 x flow = 60.0, accumulated volume for 1000.0 over one smooth period; "
+      "gets 50.0, its demand and limits take no more")),
 ])  # fmt: skip
 def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, detail):
     pools = [Pool("q", integral_guarantees=guarantee), Pool("r", strong_guarantee_resources=strong(100.0))]

@@ -27,29 +27,19 @@ def plain(name: str, pool: str, demand: float = 1000.0) -> Operation:
     ((MPI, BATCH), (gang("g", "mpi", 60), gang("h", "batch", 60)), (0, 0), (60, 0)),
     ((MPI, BATCH), (gang("g", "mpi", 60), gang("h", "batch", 60, 60)), (0, 0), (0, 60)),
     # A gang that comes before the step keeps its share.
-    (
-        (MPI, BATCH, OTHER),
-        (gang("g", "mpi", 60), gang("h", "batch", 30), plain("o", "other")), (0, 30, 60), (0, 30, 70),
-    ),
+    ((MPI, BATCH, OTHER),
+     (gang("g", "mpi", 60), gang("h", "batch", 30), plain("o", "other")), (0, 30, 60), (0, 30, 70)),
     # A pool that ends at its limit, one in FIFO order, one below another.
-    (
-        (Pool("mpi", resource_limits=cpu(50)), BATCH),
-        (gang("g", "mpi", 30), plain("o", "mpi"), plain("x", "batch", 10)), (0, 30, 10), (0, 50, 10),
-    ),
-    (
-        (Pool("mpi", mode="fifo"), BATCH),
-        (gang("g", "mpi", 60), plain("o", "mpi"), plain("x", "batch")), (0, 0, 60), (0, 50, 50),
-    ),
-    (
-        (MPI, Pool("inner", "mpi"), BATCH),
-        (gang("g", "inner", 60), plain("o", "inner", 10), plain("x", "batch")), (0, 10, 70), (0, 10, 90),
-    ),
+    ((Pool("mpi", resource_limits=cpu(50)), BATCH),
+     (gang("g", "mpi", 30), plain("o", "mpi"), plain("x", "batch", 10)), (0, 30, 10), (0, 50, 10)),
+    ((Pool("mpi", mode="fifo"), BATCH),
+     (gang("g", "mpi", 60), plain("o", "mpi"), plain("x", "batch")), (0, 0, 60), (0, 50, 50)),
+    ((MPI, Pool("inner", "mpi"), BATCH),
+     (gang("g", "inner", 60), plain("o", "inner", 10), plain("x", "batch")), (0, 10, 70), (0, 10, 90)),
     # More than are passed over one by one.
-    (
-        tuple(Pool(f"p{n}") for n in range(40)),
-        (*(gang(f"g{n}", f"p{n}", 51 + n) for n in range(39)), plain("o", "p39")),
-        (*[0] * 39, 51), (*[0] * 39, 100),
-    ),
+    (tuple(Pool(f"p{n}") for n in range(40)),
+     (*(gang(f"g{n}", f"p{n}", 51 + n) for n in range(39)), plain("o", "p39")),
+     (*[0] * 39, 51), (*[0] * 39, 100)),
 ])  # fmt: skip
 def test_12_3_what_is_cut_off_goes_to_the_others(pools, operations, before, after):
     for shares, expected in ((False, before), (True, after)):

@@ -118,10 +118,8 @@ def test_steps_are_counted_with_both_ends(until_s, step_s, steps):
     # One that was over between two steps is where the next event begins.
     ((ramp(0.5, 0.2, 20), ramp(0.8, 2.2, 42)), 1.9, [8, 31]),
     # Events that happen once come before those that repeat, whose period may be shorter than the step.
-    (
-        (start(0, 9), stop(1), ramp(2, 2, 8, repeat_every_s=4.0), ramp(4, 2, 0, repeat_every_s=4.0)), 1,
-        [9, 0, 0, 4, 8, 4, 0, 4, 8, 4, 0, 4],
-    ),
+    ((start(0, 9), stop(1), ramp(2, 2, 8, repeat_every_s=4.0), ramp(4, 2, 0, repeat_every_s=4.0)), 1,
+     [9, 0, 0, 4, 8, 4, 0, 4, 8, 4, 0, 4]),
     ((start(0, 5, repeat_every_s=2.0), stop(1, repeat_every_s=2.0)), 5, [5, 0, 5]),
 ])  # fmt: skip
 def test_demand_is_what_the_script_says(script, step_s, demands):
@@ -194,18 +192,12 @@ def test_a_difference_in_the_last_digits_is_no_change(factor, is_noise):
     ([start(0, 5, over_s=2.0)], "script 1.over: a ramp must be longer than 0s; "),
     ([stop(0, repeat_every_s=0.5)], "script 1.repeat_every: expected a duration in [1s, 36500d], got 500ms"),
     ([start(60, 5), stop(60)], 'script 2.at: 1m is not after the 1m of script 1; sort the events of "o" by time'),
-    (
-        [ramp(0, 60, 5), stop(30)],
-        "script 2.at: 30s is within the ramp of script 1 of the same operation, which is over at 1m; begin later",
-    ),
-    (
-        [start(0, 5, repeat_every_s=60.0), stop(30)],
-        'script 2.repeat_every: must be 1m, as of script 1; events of "o" that repeat come last and ',
-    ),
-    (
-        [start(0, 5, repeat_every_s=60.0), stop(60, repeat_every_s=60.0)],
-        "script 2: is over at 1m, but script 1 of the same operation happens again at 1m; use a longer ",
-    ),
+    ([ramp(0, 60, 5), stop(30)],
+     "script 2.at: 30s is within the ramp of script 1 of the same operation, which is over at 1m; begin later"),
+    ([start(0, 5, repeat_every_s=60.0), stop(30)],
+     'script 2.repeat_every: must be 1m, as of script 1; events of "o" that repeat come last and '),
+    ([start(0, 5, repeat_every_s=60.0), stop(60, repeat_every_s=60.0)],
+     "script 2: is over at 1m, but script 1 of the same operation happens again at 1m; use a longer "),
     ([start(0, 5, repeat_every_s=60.0), ramp(30, 31, 0, repeat_every_s=60.0)], "script 2: is over at 61s, but "),
     ([stop(0), ramp(5, 20, 9, repeat_every_s=10.0)], "script 2: is over at 25s, but script 2 of the same "),
 ])  # fmt: skip

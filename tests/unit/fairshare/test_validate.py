@@ -92,25 +92,17 @@ FIFO = "has mode fifo, where only operations can be; give it another parent, or 
     (tree(Operation(ROOT, ROOT)), f'operation "<root>": {OF_ROOT}'),
     (tree(Pool("")), f"some pool {EMPTY}"),
     (tree(Operation("", ROOT)), f"some operation {EMPTY}"),
-    (
-        tree(Pool("production"), Pool("q", "prodution")),
-        'pool "q": its parent "prodution" does not exist; did you mean "production"?',
-    ),
-    (
-        tree(Pool("q"), Operation("o", "root")),
-        'operation "o": its parent "root" does not exist; did you mean "<root>"?',
-    ),
-    (
-        tree(Pool("q"), Operation("o", "zzz")),
-        'operation "o": its parent "zzz" does not exist; "<root>" is the parent of the first level',
-    ),
+    (tree(Pool("production"), Pool("q", "prodution")),
+     'pool "q": its parent "prodution" does not exist; did you mean "production"?'),
+    (tree(Pool("q"), Operation("o", "root")),
+     'operation "o": its parent "root" does not exist; did you mean "<root>"?'),
+    (tree(Pool("q"), Operation("o", "zzz")),
+     'operation "o": its parent "zzz" does not exist; "<root>" is the parent of the first level'),
     (tree(Pool("q"), Operation("o", "q"), Operation("p", "o")), f'operation "p": its parent "o" {AN_OPERATION}'),
     (tree(Pool("b", "a"), Pool("a")), 'pool "b": its parent "a" comes after it; put parents before their children'),
     (tree(Pool("a", "a")), f'pool "a": {CYCLE} ("a" -> "a"); give one of them another parent'),
-    (
-        tree(Pool("x", "a"), Pool("a", "b"), Pool("b", "a")),
-        f'pool "a": {CYCLE} ("a" -> "b" -> "a"); give one of them another parent',
-    ),
+    (tree(Pool("x", "a"), Pool("a", "b"), Pool("b", "a")),
+     f'pool "a": {CYCLE} ("a" -> "b" -> "a"); give one of them another parent'),
     (tree(Pool("f", mode="fifo"), Pool("q", "f")), f'pool "q": its parent "f" {FIFO}'),
     (replace(tree(Pool("q")), root=Pool(ROOT, "", mode="fifo")), f'pool "q": its parent "<root>" {FIFO}'),
     (Snapshot(TOTAL, root=Pool("top", "")), 'root: name: expected "<root>", got "top"'),
@@ -144,35 +136,25 @@ LIMIT = "expected a number >= 0, infinite for no limit, got"
     (one_pool(weight=0.0), f'pool "q": {WEIGHT} 0'),
     (one_pool(mode="lifo"), 'pool "q": mode: expected fair_share or fifo, got "lifo"'),
     (one_pool(resource_limits=limit(-1.0)), f'pool "q": resource_limits: cpu: {LIMIT} -1'),
-    (
-        one_pool(strong_guarantee_resources=(None, None, -1.0, None, None)),
-        f'pool "q": strong_guarantee_resources: gpu: {AMOUNT} -1',
-    ),
+    (one_pool(strong_guarantee_resources=(None, None, -1.0, None, None)),
+     f'pool "q": strong_guarantee_resources: gpu: {AMOUNT} -1'),
     (with_integral(guarantee_type="strong"), 'pool "q": integral.type: expected none, burst or relaxed, got "strong"'),
     (with_integral(resource_flow=cpu(NAN)), f'pool "q": integral.resource_flow: cpu: {AMOUNT} nan'),
-    (
-        with_integral(relaxed_share_multiplier_limit=-1.0),
-        f'pool "q": integral.relaxed_share_multiplier_limit: {AMOUNT} -1',
-    ),
+    (with_integral(relaxed_share_multiplier_limit=-1.0),
+     f'pool "q": integral.relaxed_share_multiplier_limit: {AMOUNT} -1'),
     (with_integral(last_share_ratio=-0.5), f'pool "q": integral.last_share_ratio: {AMOUNT} -0.5'),
-    (
-        with_integral(accumulated_volume=cpu(-1.0)),
-        'pool "q": integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got -1',
-    ),
+    (with_integral(accumulated_volume=cpu(-1.0)),
+     'pool "q": integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got -1'),
     (one_pool(weight=1e-12), 'pool "q": weight: expected a number > 1e-09, got 1e-12'),
     (tree(Operation("o", ROOT), Operation("p", ROOT, weight=0.0)), f'operation "p": {WEIGHT} 0'),
     (one_operation(max_share_ratio=1.5), 'operation "o": max_share_ratio: expected a number in [0, 1], got 1.5'),
-    (
-        one_operation(start_time=INF),
-        'operation "o": start_time: expected a finite number of seconds within +-9.22e+12, got inf',
-    ),
+    (one_operation(start_time=INF),
+     'operation "o": start_time: expected a finite number of seconds within +-9.22e+12, got inf'),
     (one_operation(demand=cpu(INF)), f'operation "o": demand: cpu: {AMOUNT} inf'),
     (one_operation(usage=cpu(-1.0)), f'operation "o": usage: cpu: {AMOUNT} -1'),
     (one_operation(resource_limits=limit(-1.0)), f'operation "o": resource_limits: cpu: {LIMIT} -1'),
-    (
-        one_operation(demand=(1.0, 2.0, 0.0, 0.0, 0.0), usage=(1.0, 2.5, 0.0, 0.0, 0.0)),
-        'operation "o": demand: cpu is 2, below its usage of 2.5; demand includes usage',
-    ),
+    (one_operation(demand=(1.0, 2.0, 0.0, 0.0, 0.0), usage=(1.0, 2.5, 0.0, 0.0, 0.0)),
+     'operation "o": demand: cpu is 2, below its usage of 2.5; demand includes usage'),
 ])  # fmt: skip
 def test_a_wrong_number_is_said_with_its_element_and_key(snapshot, message):
     assert refusal(snapshot) == message
@@ -194,21 +176,13 @@ def test_demand_covers_usage_in_every_resource(r):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (
-        Options(main_resource="cpus"),
-        'options: main_resource: expected user_slots, cpu, gpu, memory or network, got "cpus"',
-    ),
-    (
-        Options(integral_smooth_period_s=0.0),
-        "options: integral_smooth_period_s: expected a finite number of seconds > 0 (at least 1e-06), got 0",
-    ),
-    (
-        Options(integral_pool_capacity_saturation_period_s=NAN),
-        (
-            "options: integral_pool_capacity_saturation_period_s: expected a finite number of seconds > 0 "
-            "(at least 1e-06), got nan"
-        ),
-    ),
+    (Options(main_resource="cpus"),
+     'options: main_resource: expected user_slots, cpu, gpu, memory or network, got "cpus"'),
+    (Options(integral_smooth_period_s=0.0),
+     "options: integral_smooth_period_s: expected a finite number of seconds > 0 (at least 1e-06), got 0"),
+    (Options(integral_pool_capacity_saturation_period_s=NAN),
+     ("options: integral_pool_capacity_saturation_period_s: expected a finite number of seconds > 0 "
+      "(at least 1e-06), got nan")),
 ])  # fmt: skip
 def test_wrong_options_are_said_with_their_key(options, message):
     assert refusal(Snapshot(TOTAL, options=options)) == message

@@ -43,15 +43,11 @@ def usage_trace(usages: list[float], header: str = "time_s,usage_cores") -> str:
 
 @pytest.mark.parametrize(("text", "rows"), [
     # The difference over the real time, which is clamped to 0.
-    (
-        "time_s,total_cpu_s\n10,100\n12,105\n13,4\n17,6\n",
-        [TraceRow(10.0, 0.0), TraceRow(12.0, 2.5), TraceRow(13.0, 0.0), TraceRow(17.0, 0.5)],
-    ),
+    ("time_s,total_cpu_s\n10,100\n12,105\n13,4\n17,6\n",
+     [TraceRow(10.0, 0.0), TraceRow(12.0, 2.5), TraceRow(13.0, 0.0), TraceRow(17.0, 0.5)]),
     ("throttled_ratio,usage_cores,time_s\n0,0,0\n0.5,2,1\n", [TraceRow(0.0, 0.0), TraceRow(1.0, 2.0, 0.5)]),
-    (
-        "time_s,usage_cores,pressure_ratio,throttled_periods\n0,9,,\n1,2.5,0.75,3\n",
-        [TraceRow(0.0, 9.0, throttled_periods=0.0), TraceRow(1.0, 2.5, pressure_ratio=0.75, throttled_periods=3.0)],
-    ),
+    ("time_s,usage_cores,pressure_ratio,throttled_periods\n0,9,,\n1,2.5,0.75,3\n",
+     [TraceRow(0.0, 9.0, throttled_periods=0.0), TraceRow(1.0, 2.5, pressure_ratio=0.75, throttled_periods=3.0)]),
     (
         '\ufeff# by hand\r\n\r\n "time-s" , usage_cores\r\n# 0,5\r\n  \r\n 0 ,\t0\r\n  # end\r\n"1",2\r\n',
         [TraceRow(0.0, 0.0), TraceRow(1.0, 2.0)],
@@ -70,10 +66,8 @@ def test_what_is_read(text, rows):
     ("time_s,usage\n", f"t.csv: line 1: unknown column 'usage'; {HEADER_HINT}"),
     ("usage_cores\n", f"t.csv: line 1: column time_s is missing; {HEADER_HINT}"),
     ("time_s,usage_cores,time_s\n", f"t.csv: line 1: column time_s is given twice; {HEADER_HINT}"),
-    (
-        "time_s,usage_cores,total_cpu_s\n",
-        f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}",
-    ),
+    ("time_s,usage_cores,total_cpu_s\n",
+     f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}"),
 ])  # fmt: skip
 def test_a_bad_header_is_refused_with_what_is_expected(text, message):
     assert refused(text) == message
@@ -81,19 +75,13 @@ def test_a_bad_header_is_refused_with_what_is_expected(text, message):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("time_s,usage_cores\n0,0\n\n1\n", "t.csv: line 4: expected 2 columns (time_s,usage_cores), got 1"),
-    (
-        "time_s,total_cpu_s\n0,-inf\n",
-        "t.csv: line 2: column total_cpu_s: expected a finite number of CPU seconds, got '-inf'",
-    ),
-    (
-        "time_s,total_cpu_s\n0,-1e308\n1,1e308\n",
-        "t.csv: line 3: column total_cpu_s: expected a finite usage since the row before, got inf",
-    ),
+    ("time_s,total_cpu_s\n0,-inf\n",
+     "t.csv: line 2: column total_cpu_s: expected a finite number of CPU seconds, got '-inf'"),
+    ("time_s,total_cpu_s\n0,-1e308\n1,1e308\n",
+     "t.csv: line 3: column total_cpu_s: expected a finite usage since the row before, got inf"),
     ("time_s,usage_cores\ninf,0\n", "t.csv: line 2: column time_s: expected a finite number of seconds, got 'inf'"),
-    (
-        "time_s,usage_cores\n0," + "1" * 200_000,
-        "t.csv: line 2: is longer than 64 KiB; expected comma-separated numbers",
-    ),
+    ("time_s,usage_cores\n0," + "1" * 200_000,
+     "t.csv: line 2: is longer than 64 KiB; expected comma-separated numbers"),
 ])  # fmt: skip
 def test_a_bad_row_is_refused_naming_file_line_column_and_what_is_expected(text, message):
     assert refused(text) == message

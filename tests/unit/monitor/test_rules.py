@@ -55,29 +55,19 @@ def test_looks_below_10_ms_are_refused():
 @pytest.mark.parametrize(("given", "sentences"), [
     ({"limit_rule": "peak", "vote_mode": "document"}, ['vote_mode has no effect under limit_rule = "peak"']),
     ({"limit_rule": "peak", "throttle_budget": 0.01, "min_cpu_limit": 2.0, "throttle_poll": 0.1}, []),
-    (
-        {"throttle_budget": 0.01, "peak_memory": 3.0},
-        [f'{name} has no effect under limit_rule = "document"' for name in ("throttle_budget", "peak_memory")],
-    ),
+    ({"throttle_budget": 0.01, "peak_memory": 3.0},
+     [f'{name} has no effect under limit_rule = "document"' for name in ("throttle_budget", "peak_memory")]),
     ({"throttle_poll": 0.1, "smoothing_factor": 0.5}, []),
     ({"throttle_poll": 0.0, "throttle_restore_ratio": 0.0}, []),
-    (
-        {"throttle_poll": 0.1, "throttle_restore_ratio": 0.0},
-        ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 0'],
-    ),
-    (
-        {"throttle_poll": 0.1, "actuator": "weight"},
-        ['throttle_poll has no effect under limit_rule = "document" with actuator = "weight"'],
-    ),
-    (
-        {"burst_ratio": 0.5, "min_cores_per_thread": 0.1, "actuator": "weight"},
-        [f'{name} has no effect with actuator = "weight"' for name in ("burst_ratio", "min_cores_per_thread")],
-    ),
+    ({"throttle_poll": 0.1, "throttle_restore_ratio": 0.0},
+     ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 0']),
+    ({"throttle_poll": 0.1, "actuator": "weight"},
+     ['throttle_poll has no effect under limit_rule = "document" with actuator = "weight"']),
+    ({"burst_ratio": 0.5, "min_cores_per_thread": 0.1, "actuator": "weight"},
+     [f'{name} has no effect with actuator = "weight"' for name in ("burst_ratio", "min_cores_per_thread")]),
     ({"limit_rule": "peak", "smoothing_factor": 0.5, "smoothing_seed": "limit"}, []),
-    (
-        {"throttle_poll": 0.1, "throttle_restore_ratio": 1.0},
-        ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 1'],
-    ),
+    ({"throttle_poll": 0.1, "throttle_restore_ratio": 1.0},
+     ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 1']),
 ])  # fmt: skip
 def test_options_without_effect_are_told(given: dict[str, Any], sentences: list[str]):
     assert model.list_idle_options(msgspec.convert(given, model.MonitorSettings), given) == sentences

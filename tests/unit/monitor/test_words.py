@@ -57,27 +57,17 @@ LATER = "the next check decides that. "
     ({"peak_at_s": -math.inf}, "3.2 = 3.05 (the initial value, fading, half-life 40 s) + 5 %. "),
     ({"peak_at_s": 900.0}, "3.2 = 3.05 (its usage was at least that 1 min 40 s ago, fading, half-life 40 s) + 5 %. "),
     ({"limit_cores": 3.3}, f"{ENOUGH} cuts of less than 5 % are not written. "),
-    (
-        {"limit_cores": 1.0, "peak_cores": 0.4},
-        f"this is its floor (min_cpu_limit = 1); 0.42 = 0.4 {SINCE} would be less. ",
-    ),
-    (
-        {"limit_cores": 1.2, "peak_cores": 0.4},
-        f"1, its floor (min_cpu_limit = 1), would be enough for 0.42 = 0.4 {SINCE}, but {LATER}",
-    ),
+    ({"limit_cores": 1.0, "peak_cores": 0.4},
+     f"this is its floor (min_cpu_limit = 1); 0.42 = 0.4 {SINCE} would be less. "),
+    ({"limit_cores": 1.2, "peak_cores": 0.4},
+     f"1, its floor (min_cpu_limit = 1), would be enough for 0.42 = 0.4 {SINCE}, but {LATER}"),
     ({"limit_cores": 16.0, "peak_cores": 15.6}, f"16.38 = 15.6 {SINCE}, which is more than its maximum. "),
-    (
-        {"limit_cores": 16.0, "held": HeldBack(9, 1.9, NOW_S - 0.5, 2.4, 0.2)},
-        f"the full request was restored at 13:02:11, because a limit of 2.4 held it back; {ENOUGH} {LATER}",
-    ),
-    (
-        {"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
-        f"{ENOUGH} it is not lowered for another 6 s (nothing is lowered in the first 10 s). ",
-    ),
-    (
-        {"limit_cores": 16.0, "hold_until_s": NOW_S + 30.0},
-        f"{ENOUGH} it is not lowered for another 30 s (restore_hold). ",
-    ),
+    ({"limit_cores": 16.0, "held": HeldBack(9, 1.9, NOW_S - 0.5, 2.4, 0.2)},
+     f"the full request was restored at 13:02:11, because a limit of 2.4 held it back; {ENOUGH} {LATER}"),
+    ({"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
+     f"{ENOUGH} it is not lowered for another 6 s (nothing is lowered in the first 10 s). "),
+    ({"limit_cores": 16.0, "hold_until_s": NOW_S + 30.0},
+     f"{ENOUGH} it is not lowered for another 30 s (restore_hold). "),
     ({"limit_cores": 2.0}, f"3.2 = 3.05 {SINCE} would be more, but the next check decides that. "),
 ])  # fmt: skip
 def test_where_a_limit_comes_from(changes, start):
@@ -102,22 +92,14 @@ def test_options_that_hold_it_are_named(given, changes, said):
 @pytest.mark.parametrize(("changes", "end"), [
     ({"caution": 7.0}, "The half-life is 10 min 40 s, the longest, because " + STORY),
     ({"caution": 0.0}, "The half-life is 5 s, the shortest, although " + STORY),
-    (
-        {"held": HeldBack(), "watched_s": 120.0, "caution": 1.52},
-        " began at 20 s and goes down to 5 s because no lowered limit has held this job back so far (2 min).",
-    ),
-    (
-        {"held": HeldBack(), "watched_s": 3600.0, "caution": 0.0},
-        "The half-life is 5 s, the shortest: no lowered limit held this job back in 1 h.",
-    ),
-    (
-        {"held": HeldBack(), "watched_s": 60.0, "caution": 4.0},
-        "The half-life is 1 min 20 s, as learned earlier; no lowered limit held this job back in 1 min.",
-    ),
-    (
-        {"held": HeldBack(1, 0.0, 900.0, 2.4, 0.0)},
-        " (0.00 % of its time, budget 0.40 %), last at 13:02:11 from 2.4 cores, restored at once.",
-    ),
+    ({"held": HeldBack(), "watched_s": 120.0, "caution": 1.52},
+     " began at 20 s and goes down to 5 s because no lowered limit has held this job back so far (2 min)."),
+    ({"held": HeldBack(), "watched_s": 3600.0, "caution": 0.0},
+     "The half-life is 5 s, the shortest: no lowered limit held this job back in 1 h."),
+    ({"held": HeldBack(), "watched_s": 60.0, "caution": 4.0},
+     "The half-life is 1 min 20 s, as learned earlier; no lowered limit held this job back in 1 min."),
+    ({"held": HeldBack(1, 0.0, 900.0, 2.4, 0.0)},
+     " (0.00 % of its time, budget 0.40 %), last at 13:02:11 from 2.4 cores, restored at once."),
     ({"held": HeldBack(2, 0.4, 900.0, 2.4, 0.2)}, "restored after 0.2 s."),
 ])  # fmt: skip
 def test_why_the_half_life_is_what_it_is(changes, end):
@@ -132,15 +114,11 @@ LOWERED = "; usage above {} raises it; one throttled period (checked every 200ms
     ({"limit_cores": 4.0}, "lower it to 3.15" + LOWERED.format("3.81")),
     ({"limit_cores": 2.0}, "raise it to 3.15" + LOWERED.format("1.9")),
     ({"limit_cores": 16.0}, "lower it to 3.15"),
-    (
-        {"limit_cores": 16.0, "peak_cores": 16.0},
-        "hold: cuts of less than 5 % are not written, a cut is due in about 5.8 s",
-    ),
+    ({"limit_cores": 16.0, "peak_cores": 16.0},
+     "hold: cuts of less than 5 % are not written, a cut is due in about 5.8 s"),
     ({"limit_cores": 1.0, "peak_cores": 0.4}, "hold: it is at its floor (min_cpu_limit = 1)" + LOWERED.format("0.952")),
-    (
-        {"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
-        "hold: it is not lowered for another 6 s (nothing is lowered in the first 10 s)",
-    ),
+    ({"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
+     "hold: it is not lowered for another 6 s (nothing is lowered in the first 10 s)"),
     ({"base": None}, "the first one only takes the baseline"),
 ])  # fmt: skip
 def test_the_next_check(changes, said):

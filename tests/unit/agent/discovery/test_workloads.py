@@ -40,18 +40,10 @@ def populated(_: str) -> bool:
     (f"kubepods.slice/kubepods-pod{LOW}.slice/docker-{ID}.scope", "kubernetes", f"{UID}/{SHORT}", "guaranteed"),
     (f"kubepods/besteffort/pod{UID}/{ID}", "kubernetes", f"{UID}/{SHORT}", "besteffort"),
     (f"kubepods/pod{UID}/x", "kubernetes", f"{UID}/x", "guaranteed"),
-    (
-        f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope",
-        "kubernetes",
-        f"{UID}/{SHORT}",
-        "guaranteed",
-    ),
-    (
-        f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}",
-        "kubernetes",
-        f"{UID}/{SHORT}",
-        "burstable",
-    ),
+    (f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope", "kubernetes",
+     f"{UID}/{SHORT}", "guaranteed"),
+    (f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}", "kubernetes",
+     f"{UID}/{SHORT}", "burstable"),
     ("slurm/uid_1000/job_17", "slurm", "job 17", "uid 1000"),
     ("slurm_node7/uid_0/job_2", "slurm", "job 2", "uid 0"),
     ("system.slice/slurmstepd.scope/job_3", "slurm", "job 3", ""),
@@ -102,10 +94,8 @@ def test_containers_are_workloads_and_the_units_around_them_are_not() -> None:
 
 
 @pytest.mark.parametrize(("paths", "found"), [
-    (
-        [f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")] + ["slurm/uid_0/job_8"],
-        ["slurm/uid_0/job_7", "slurm/uid_0/job_8"],
-    ),
+    ([f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")] + ["slurm/uid_0/job_8"],
+     ["slurm/uid_0/job_7", "slurm/uid_0/job_8"]),
     ([f"docker/{ID}/kubelet/kubepods/pod{UID}/{OTHER}", f"docker/{ID}/system.slice/cron.service"], [f"docker/{ID}"]),
     (["lxc/web/system.slice/cron.service"], ["lxc/web"]),
     ([f"machine.slice/libpod-{ID}.scope/container"], [f"machine.slice/libpod-{ID}.scope/container"]),

@@ -169,10 +169,8 @@ def test_the_monitors_figures_are_reported(world: World) -> None:
 
 
 @pytest.mark.parametrize(("options", "layer"), [
-    (
-        {"check_period": 100, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
-        {"check_period": 0.1, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
-    ),
+    ({"check_period": 100, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True},
+     {"check_period": 0.1, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True}),
     ({"nonsense": 1}, {}),
 ], ids=["times in milliseconds", "without sense, which does not stop the job"])  # fmt: skip
 def test_options_of_the_monitor(world: World, options: dict[str, Any], layer: dict[str, Any]) -> None:

@@ -11,11 +11,8 @@ from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
     ("timer", "looks", "struck"),
     [
         (Timer(10.0), [(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
-        (
-            Timer(10.0),
-            [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)],
-            [False, False, False, False, False, True],
-        ),
+        (Timer(10.0), [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)],
+         [False, False, False, False, False, True]),
         (Timer(10.0), [(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
         (Timer(10.0, 0.05), [(0.0, 2.1), (11.0, 2.1), (20.0, 2.2), (31.0, 2.2)], [False, False, False, True]),
         (Timer(0.0), [(0.0, 2.0 + 1e-9), (1.0, 2.0 + 1e-9)], [False, False]),

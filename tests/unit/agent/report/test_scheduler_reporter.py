@@ -108,14 +108,10 @@ FULL = reply(wire.HeartbeatAnswer(False, "not the last one", full=True))
 
 
 @pytest.mark.parametrize(("turns", "sent"), [
-    (
-        [DIFFERENCES, DIFFERENCES, FULL, reply(ACCEPTED)],
-        [(1, None, 1), (2, 1, 0), (3, 2, 0), (3, None, 1), (4, None, 1)],
-    ),
-    (
-        [DIFFERENCES, refuse(500, "no"), DIFFERENCES, DIFFERENCES],
-        [(1, None, 1), (2, 1, 0), (2, None, 1), (3, 2, 0), (4, 3, 0)],
-    ),
+    ([DIFFERENCES, DIFFERENCES, FULL, reply(ACCEPTED)],
+     [(1, None, 1), (2, 1, 0), (3, 2, 0), (3, None, 1), (4, None, 1)]),
+    ([DIFFERENCES, refuse(500, "no"), DIFFERENCES, DIFFERENCES],
+     [(1, None, 1), (2, 1, 0), (2, None, 1), (3, 2, 0), (4, 3, 0)]),
 ], ids=["it asks for all of it", "an answer was lost"])  # fmt: skip
 def test_what_changed_is_sent_to_a_scheduler_that_takes_it_or_all(
     server: PlayedServer, turns: list[Turn], sent: list[tuple[int, int | None, int]]
@@ -143,11 +139,8 @@ ASKS, KNOWS = (reply(wire.HeartbeatAnswer(True, knows_about=knows)) for knows in
 
 @pytest.mark.parametrize(("turns", "changed_at", "levels"), [
     # One of before, as the first and the sixth, is told nothing: it would refuse the heartbeat.
-    (
-        [reply(ACCEPTED), ASKS, KNOWS, KNOWS, KNOWS, reply(ACCEPTED), ASKS],
-        5,
-        [None, None, "shadow", None, "weight", None, None, "weight"],
-    ),
+    ([reply(ACCEPTED), ASKS, KNOWS, KNOWS, KNOWS, reply(ACCEPTED), ASKS], 5,
+     [None, None, "shadow", None, "weight", None, None, "weight"]),
     # The heartbeat that follows at once does not tell it, and the scheduler knows only what the agent was before.
     ([ASKS, KNOWS, refuse(500, "no"), KNOWS, KNOWS, KNOWS], 3, [None, "shadow", "weight", None, "weight", None]),
     ([ASKS, KNOWS, FULL, KNOWS, KNOWS, KNOWS], 3, [None, "shadow", "weight", None, "weight", None]),
@@ -271,10 +264,8 @@ def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedServe
     (refuse(401, "unknown"), "answered 401: unknown; check scheduler.token and scheduler.token_file"),
     (reply(b"<html>", 403), "answered 403; check scheduler.token and scheduler.token_file"),
     (reply(b"<html>", 404), "answered 404; check that scheduler.url is the address of a cpumond scheduler"),
-    (
-        reply(b"", 307, ("Location", "/elsewhere")),
-        "answered 307; redirects are not followed, set scheduler.url to the final address",
-    ),
+    (reply(b"", 307, ("Location", "/elsewhere")),
+     "answered 307; redirects are not followed, set scheduler.url to the final address"),
 ])  # fmt: skip
 def test_a_refused_registration_is_retried_and_told_once(
     server: PlayedServer, logs: list[Any], turn: Turn, sentence: str

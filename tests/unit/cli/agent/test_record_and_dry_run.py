@@ -54,11 +54,8 @@ def test_a_recorded_trace_replays_to_what_the_checks_decide(rule, seconds):
 @pytest.mark.parametrize(("steady", "rule", "text"), [
     ((1.0, 1.0, 1.0, 57.0, 0.75), "document", "limit 1.0 of 4 cores, 75% reclaimed, after about 60 s."),
     ((1.0, 1.0, 1.0, 34.0, 0.75), "peak", "limit 1.0 of 4 cores, 75% reclaimed, after about 30 s."),
-    (
-        (1.9, 1.2, 4.0, 12.4, 0.525),
-        "document",
-        "limit 1.9 of 4 cores, 52% reclaimed on average, between 1.2 and 4, after about 12 s.",
-    ),
+    ((1.9, 1.2, 4.0, 12.4, 0.525), "document",
+     "limit 1.9 of 4 cores, 52% reclaimed on average, between 1.2 and 4, after about 12 s."),
     ((1.9, 1.9, 1.9, 400.0, 0.525), "document", "limit 1.9 of 4 cores, 52% reclaimed, after about 7 min."),
     ((4.0, 4.0, 4.0, 0.0, 0.0), "peak", "the limit would stay at 4 cores, nothing would be reclaimed."),
 ])  # fmt: skip

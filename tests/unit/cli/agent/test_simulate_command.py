@@ -105,14 +105,10 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
 @pytest.mark.parametrize(("arguments", "warnings"), [
     (["--set", "throttle_budget=0.1"], ['throttle_budget has no effect under limit_rule = "document"']),
     (["--set", "throttle_budget=0.1", "--compare", "document,peak"], []),
-    (
-        ["--set", "limit_rule=peak", "--set", "vote-mode=ytsaurus"],
-        ['vote_mode has no effect under limit_rule = "peak"'],
-    ),
-    (
-        ["--set", "limit_rule=peak", "--compare", "document"],
-        ["limit_rule of --set has no effect: --compare names the rules"],
-    ),
+    (["--set", "limit_rule=peak", "--set", "vote-mode=ytsaurus"],
+     ['vote_mode has no effect under limit_rule = "peak"']),
+    (["--set", "limit_rule=peak", "--compare", "document"],
+     ["limit_rule of --set has no effect: --compare names the rules"]),
     (["--set", "mode=off"], ["mode has no effect in a simulation"]),
 ])  # fmt: skip
 def test_an_option_without_effect_is_a_warning(arguments, warnings, demand, capsys):

@@ -40,22 +40,16 @@ def seen(view: EngineView = UP, *names: str, configured: bool = True, **more: ob
 
 @pytest.mark.parametrize(("engine", "reach", "level", "text", "advice"), [
     (seen(UP, "web", "batch"), "", "ok", "dockerd 20.10.24 with 2 containers (/run/docker.sock): it answers", ""),
-    (
-        seen(UP, "web", configured=False), "hidden", "warn",
-        "dockerd 20.10.24 with 1 container: on this host, and no source names it",
-        'write this source, as `cpumond init` does: [[source]] kind = "docker"',
-    ),
-    (
-        seen(AWAY), "", "warn", "a source names docker, but it is not on this host now: docker: no response from",
-        "remove the source from this host's configuration, or: systemctl enable --now docker",
-    ),
+    (seen(UP, "web", configured=False), "hidden", "warn",
+     "dockerd 20.10.24 with 1 container: on this host, and no source names it",
+     'write this source, as `cpumond init` does: [[source]] kind = "docker"'),
+    (seen(AWAY), "", "warn", "a source names docker, but it is not on this host now: docker: no response from",
+     "remove the source from this host's configuration, or: systemctl enable --now docker"),
     (seen(AWAY, programs=("dockerd",)), "", "warn", AWAY.problem, "cpumond init --socket docker=PATH"),
     (seen(UP, "web"), "hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
     (seen(UP, "web"), "stale", "warn", "/run/docker.sock was recreated after the service started", "restart cpumond"),
-    (
-        seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), "", "warn",
-        "1 cgroup that it does not know (docker/x)", "does a second dockerd own them?",
-    ),
+    (seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), "", "warn",
+     "1 cgroup that it does not know (docker/x)", "does a second dockerd own them?"),
 ], ids=["answers", "no source", "nowhere", "silent", "hidden", "stale", "unnamed"])  # fmt: skip
 def test_what_is_said_of_an_engine(engine, reach, level, text, advice):
     *_, finding = doctor_engines.check_engine(engine, lambda _: reach)

@@ -97,12 +97,8 @@ def test_what_a_drop_in_keeps_is_the_quota_itself(percent: int, period_us: int) 
     (CpuSettings(150_000, 100_000, None, 50), ("weight",), 2, (("CPUWeight", 50),)),
     (CpuSettings(150_000, 100_000, None, 512), ("weight",), 1, (("CPUWeight", 50),)),
     (CpuSettings(150_000, 100_000, None, None), ("weight",), 1, ()),
-    (
-        CpuSettings(150_000, 100_000, 7, 1024),
-        ("quota", "weight"),
-        1,
-        (("CPUQuotaPerSecUSec", 1_500_000), ("CPUWeight", 100)),
-    ),
+    (CpuSettings(150_000, 100_000, 7, 1024), ("quota", "weight"), 1,
+     (("CPUQuotaPerSecUSec", 1_500_000), ("CPUWeight", 100))),
 ])  # fmt: skip
 def test_a_limit_in_systemds_words(settings, actuators, version, properties) -> None:
     assert list_properties(settings, actuators, version) == properties

@@ -75,10 +75,8 @@ ABSENT = object()
     ({"cpu_limit": 0.001}, {"CPUWeight": 1}),
     ({"cpu_limit": 128.0}, {"CPUWeight": 10_000}),
     ({"has_ceiling": False}, {"CPUWeight": 150, "CPUQuotaPerSecUSec": ABSENT, "CPUQuotaPeriodUSec": ABSENT}),
-    (
-        {"reclaimed": True},
-        {"Slice": "cpumond_reclaimed.slice", "OOMScoreAdjust": 1000, "CPUQuotaPerSecUSec": 1_500_000},
-    ),
+    ({"reclaimed": True},
+     {"Slice": "cpumond_reclaimed.slice", "OOMScoreAdjust": 1000, "CPUQuotaPerSecUSec": 1_500_000}),
     ({"cpu_limit": 0.25}, {"CPUQuotaPerSecUSec": 250_000, "CPUQuotaPeriodUSec": 100_000, "MemoryMax": ABSENT}),
     ({"cpu_limit": 0.0}, {"CPUQuotaPerSecUSec": 1}),
     ({"memory_limit": 1 << 30}, {"MemoryMax": 1 << 30, "MemorySwapMax": 0}),
