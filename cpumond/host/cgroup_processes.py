@@ -1,6 +1,6 @@
 """Find and signal the processes of cgroups; a signal never reaches a different process that got a reused PID.
 
-This module needs only the standard library, because the keeper of jobs has nothing else."""
+This module needs only the standard library, because the keeper of jobs uses it and has nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PIDFDS_AT_ONCE: Final = 200
 
 
 def read_processes(directory: str) -> set[int]:
-    """Return the processes of one cgroup without those of cgroups below; an empty set if the cgroup is unreadable."""
-    # A threaded cgroup refuses this; the domain cgroup above it lists its processes.
+    """Return the processes of one cgroup, but not of cgroups below; an empty set if the cgroup is unreadable."""
+    # A threaded cgroup refuses to be read; the domain cgroup above it lists its processes.
     with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.procs"), "rb") as file:
         # 0 stands for a process that this PID namespace does not see.
         return {int(word) for word in file.read().split() if word.isdigit()} - {0}
@@ -24,7 +24,7 @@ def read_processes(directory: str) -> set[int]:
 
 
 def list_processes(directories: Iterable[str]) -> set[int]:
-    """Return the living processes of some cgroups and of all below them; an empty set if they are gone."""
+    """Return the living processes of some cgroups and all cgroups below; an empty set if the cgroups are gone."""
     found = {pid for directory in directories for place, _, _ in os.walk(directory) for pid in read_processes(place)}
     return set(filter(_is_alive, found))
 
@@ -38,7 +38,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) -> None:
-    """Send a signal to those of ``pids`` that are in the cgroups; skip processes that this one may not signal."""
+    """Send a signal to those of ``pids`` that are in the cgroups; skip processes that it is not allowed to signal."""
     waiting = sorted(pids)
     while waiting:
         held: dict[int, int] = {}
@@ -46,7 +46,7 @@ def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) 
             for pid in waiting[:_PIDFDS_AT_ONCE]:
                 with contextlib.suppress(OSError):
                     held[pid] = os.pidfd_open(pid)
-            # Read while the descriptors are held: a PID that was given to a different process is no longer in the list.
+            # Read the list while pidfds are open: a PID that now is a different process's is no longer in the list.
             for pid in held.keys() & list_processes(directories):
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(held[pid], number)
@@ -67,7 +67,7 @@ def kill_processes(directories: Collection[str]) -> bool:
                 os.close(fd)
     done: set[int] = set()
     for _ in range(_KILL_ROUNDS):
-        # If a process forks meanwhile, the next round finds its child.
+        # If a process forks during a round, the next round finds its child.
         found = list_processes(directories) - done
         if not found:
             break

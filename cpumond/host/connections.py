@@ -1,8 +1,8 @@
-"""Bounds for the connections of one HTTP server: their number, and memory for unfinished requests and unread responses.
+"""Bounds for one HTTP server: number of connections, and their memory for unfinished requests and unread responses.
 
-Before it must show a token, any client can send half a request, send many requests at once, or read no response. Above
-a bound, the connection whose last response is oldest is closed: honest clients get responses all the time, so their
-connections stay. For the bound on bytes, connections that hold at least the mean come first, because small waiting
+Any client, even without a token, can send half a request, send many requests at once, or read no response. Above a
+bound, the connection whose last response is oldest is closed: honest clients get responses all the time, so their
+connections stay. Above the bound of bytes, connections with at least the mean are closed first, because small waiting
 requests do not fill the memory. A connection whose complete request is being processed is never closed."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOG_PERIOD_S: Final = 60.0
 
 
 class Member(Protocol):
-    """A connection, as its ``Door`` sees it. Only the door writes ``held``; ``source`` is the client's address."""
+    """A connection, as its ``Door`` sees it. Only the door sets ``held``; ``source`` is the client's address."""
 
     held: int
     source: str
@@ -41,7 +41,7 @@ class Door:
 
     ``max_connections``: bounds their number. ``max_bytes``: bounds the sum of their unfinished requests and unread
     responses. ``exchange_s``: seconds from the connection, or the previous response, to the end of the next response.
-    ``counted``: what the log calls them. ``by_source``: above the bound, close one from the address with the most."""
+    ``counted``: the log's word for them. ``by_source``: above the bound, close one of the address with the most."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Door:
         return True
 
     def hold(self, connection: Member, held: int) -> None:
-        """Record the bytes that a connection holds from now on; a closed connection is ignored."""
+        """Record how many bytes a connection holds now; a closed connection is ignored."""
         if connection not in self._connections:
             return  # a request received before the close may still be answered
         self.held_bytes += held - connection.held
@@ -138,7 +138,7 @@ class Deadline:
             self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
 
     def _look(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        """Close the connection if its time is over, else set the timer again: ``restart`` has moved only the end."""
+        """Close the connection if its time is over, else set the timer again, as ``restart`` only moves the end."""
         self._timer = None
         if self._ends_at_s > loop.time():
             self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
@@ -152,16 +152,16 @@ class Deadline:
 
 
 class Bounded(asyncio.Protocol):
-    """Mixin for the protocol classes of both libraries; it must be the first base. ``door`` is that of the server.
+    """Mixin for the protocol classes of both libraries; it must be the first base. ``door``: the server's.
 
-    While a request is processed, hardly more is read than the piece in which the next request begins. Data sent too
-    early waits in the kernel, and its sender waits, too."""
+    While a request is processed, reading stops after the piece in which the next request begins. Data that is sent too
+    early waits in the kernel, and so its sender waits, too."""
 
     door: Door
     held = 0
     source = ""
     unfinished = 0
-    """Bytes of requests that are incomplete or wait for their turn."""
+    """Number of bytes of requests that are incomplete or wait for their turn."""
 
     # Attributes of the protocol classes.
     transport: asyncio.Transport
@@ -174,9 +174,9 @@ class Bounded(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport, self)
-        # A piece that was read is parsed in one go. An event loop that ignores this attribute reads larger pieces.
+        # Read small pieces, as each is parsed in one go. An event loop that ignores this reads larger ones.
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
-        # Count all bytes that the client has not read yet.
+        # ``pause_writing`` is called as soon as the client has not read one byte.
         transport.set_write_buffer_limits(high=0)
         self._unsent = 0
         peer = transport.get_extra_info("peername")
@@ -192,7 +192,7 @@ class Bounded(asyncio.Protocol):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a complete request is being processed, and the client reads the responses."""
+        """Whether a complete request is being processed, and no written byte waits for the client."""
         return self.has_waiting and not self._unsent
 
     def end(self) -> None:
@@ -205,7 +205,7 @@ class Bounded(asyncio.Protocol):
         super().on_response_complete()  # type: ignore[misc]
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than responses are written."""
+        """Note that the client reads responses more slowly than they are written."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         self.account()
@@ -222,7 +222,7 @@ class Bounded(asyncio.Protocol):
         self._deadline.cancel()
         self.door.leave(self)
         super().connection_lost(exc)
-        # Connection, transport and parser refer to each other, and the transport to itself. Free all of them now: the
+        # Connection, transport and parser refer to each other, and the transport to itself. Free them now, because the
         # next garbage collection may be a hundred thousand connections later.
         self.cycle = self.scope = None
         self.headers = []
@@ -231,7 +231,7 @@ class Bounded(asyncio.Protocol):
 
 
 class _Flow(FlowControl):
-    """Flow control that resumes reading only if the present request is incomplete: the next one must wait."""
+    """Flow control that resumes reading only while a request is incomplete, because the next request must wait."""
 
     def __init__(self, transport: asyncio.Transport, connection: Bounded) -> None:
         super().__init__(transport)
@@ -246,10 +246,10 @@ class _Flow(FlowControl):
 
 
 class BoundedH11(Bounded, H11Protocol):
-    """Bounded protocol of h11, which takes one request after the other from at most PIECE_BYTES that were read."""
+    """Bounded protocol of h11, which takes requests one after another from what was read, at most PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """Handle bytes that are not HTTP: close the connection, even if a response is under way."""
+        """Handle bytes that are not HTTP: close the connection, even while a response is being sent."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -1,7 +1,7 @@
 """Control groups: the only folder that distinguishes v1 and v2.
 
-``open_hierarchies`` finds the mounts, and ``open_cgroup`` opens one of their cgroups; both versions are a ``Cgroup``. A
-cgroup that is gone is None, not an error."""
+``open_hierarchies`` finds the mounts, and ``open_cgroup`` opens one of their cgroups; both versions are a ``Cgroup``.
+For a cgroup that is gone, functions return None and raise no error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def open_cgroup(hierarchies: Hierarchies, path: str) -> Cgroup | None:
 
 
 def read_host_cores(hierarchies: Hierarchies) -> float:
-    """Return the CPU that all cgroups have together, in cores: the CPUs online, or less if the hierarchies' own roots
-    have a quota or a cpuset, as in a container. Raises CgroupReadError."""
+    """Return the cores that all cgroups may use together: the CPUs online, or fewer if the hierarchies' roots
+    themselves have a quota or a cpuset, as in a container. Raises CgroupReadError."""
     quota_cores = _choose_class(hierarchies).read_quota(hierarchies.cpu_root)
     return min(float(read_cpus(hierarchies, "")), math.inf if quota_cores is None else quota_cores)
 

@@ -28,7 +28,7 @@ MODE_XATTR = "user.cpumond.mode"
 SETTING_BYTES = 128
 PRESSURE_BYTES = 256
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the initial PID namespace: the kernel's PROC_PID_INIT_INO."""
+"""Inode of the host's first PID namespace: the kernel's PROC_PID_INIT_INO."""
 HOST_PRESSURE = "/proc/pressure/cpu"
 
 
@@ -60,10 +60,10 @@ class Cgroup:
 
     ``path`` (relative to the hierarchy of the cpu controller) and ``directory`` (absolute there) are those at the time
     of opening. ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has a different inode, a
-    renamed one (v1) keeps it. (The ctime is no identity, because setting an xattr changes it.) All reads and writes
-    here concern this identity, whatever the cgroup's name is and whatever is mounted over it. ``stat_fd`` is the
-    descriptor of its cpu.stat, ``usage_fd`` that of the file with its CPU time; both are for looks at many cgroups.
-    ``DESCRIPTORS`` is the number of descriptors it holds, without the one for pressure."""
+    renamed one (v1) keeps it. (The ctime is no identity, because setting an xattr changes it.) All methods read and
+    write the cgroup with this inode, whatever its name is now and whatever is mounted over it. ``stat_fd`` is the
+    descriptor of its cpu.stat, ``usage_fd`` that of the file with its CPU time, for callers that look at many cgroups.
+    ``DESCRIPTORS`` is the number of descriptors that it holds, not counting the one for pressure."""
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
     DESCRIPTORS: ClassVar[int]
@@ -89,11 +89,11 @@ class Cgroup:
 
     @property
     def place(self) -> str:
-        """A path to the cgroup's directory that stays valid for this process."""
+        """A path to the cgroup's directory that stays valid within this process."""
         return held_place(self._fd)
 
     def read_quota_below(self) -> float:
-        """Return the least quota in cores that the kernel accepts because of quotas below it; 0 if none exist."""
+        """Return the least quota, in cores, that the kernel accepts here because of quotas below; 0 without any."""
         return 0.0
 
     def is_there(self) -> bool:
@@ -123,8 +123,8 @@ class Cgroup:
             os.close(fd)
 
     def list_above(self) -> Iterator[tuple[str, str]]:
-        """Yield (name at the time of opening, place) of each cgroup above, the nearest first. The root ("") comes last:
-        in a container it has limits, too."""
+        """Yield (name at the time of opening, place) of each cgroup above, the nearest first. The root ("") comes last,
+        because in a container it also has limits."""
         place = self.place
         for name in (*list_above(self.path), ""):
             place += "/.."
@@ -135,7 +135,7 @@ class Cgroup:
         raise NotImplementedError
 
     def read_throttled(self) -> int | None:
-        """Read only ``nr_throttled``; the next ``read`` returns it, too. None if the cgroup is gone.
+        """Read only ``nr_throttled``; the next ``read`` will return this number, too. None if the cgroup is gone.
 
         Raises CgroupReadError."""
         try:
@@ -148,11 +148,11 @@ class Cgroup:
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
 
     def _open_pressure(self) -> int:
-        """Open the file of the pressure. Raises CgroupReadError."""
+        """Open the cgroup's pressure file. Raises CgroupReadError."""
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
-        """Choose whether ``read`` also returns ``pressure_s``, for one more descriptor and one more pread.
+        """Choose whether ``read`` also returns ``pressure_s``; this costs one more descriptor and one more pread.
 
         Raises CgroupReadError with the reason if the kernel does not report pressure; ``read`` continues without it."""
         if not wanted and self._pressure_fd is not None:
@@ -166,9 +166,9 @@ class Cgroup:
         raise NotImplementedError
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
-        """Change ``before`` to ``after`` in an order that is valid at every step; False if the cgroup is gone.
+        """Change ``before`` to ``after`` by writes in a valid order; return False if the cgroup is gone.
 
-        Raises CgroupWriteError with the kernel's rule behind a refusal."""
+        Raises CgroupWriteError, with the kernel's rule if the kernel refuses a write."""
         written: set[str] = set()
         for step in plan_steps(before, after):
             name, text = self._resolve_step(step, after)
@@ -189,21 +189,21 @@ class Cgroup:
         raise NotImplementedError
 
     def _explain(self, step: WriteStep, after: CpuSettings) -> str:
-        """Return the kernel's rule behind a refused ``step``; "" if unknown."""
+        """Return the kernel's rule because of which it refused ``step``; "" if unknown."""
         return ""
 
     @staticmethod
     def read_quota(directory: str) -> float | None:
-        """Return the quota of any cgroup in cores; None without a quota or cgroup. Raises CgroupReadError."""
+        """Return the quota, in cores, of any cgroup; None if it has none or is gone. Raises CgroupReadError."""
         raise NotImplementedError
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """Return the least quota above this cgroup, and the place of that quota. Raises CgroupReadError."""
+        """Return the least quota above this cgroup, and which cgroup has it. Raises CgroupReadError."""
         found = ((name, self.read_quota(place)) for name, place in self.list_above())
         return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """Return the files that show another program's change of the limit that ``actuator`` moves."""
+        """Return the files in which another program's change of the limit that ``actuator`` moves is seen."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -223,9 +223,9 @@ _VITAL: dict[tuple[tuple[int, int], str], dict[str, str]] = {}
 def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
     """Return the cgroups whose limits must never be lowered, with reasons: those of PID 1 and of this process.
 
-    They are relative to the hierarchy of the cpu controller at ``root``. They are looked up once; the root and unknown
-    cgroups are left out. A process in its own cgroup namespace sees a path that does not exist in a hierarchy mounted
-    by the host: then its cgroup is searched by its PID."""
+    Paths are relative to the hierarchy of the cpu controller at ``root``. They are looked up once; the root and unknown
+    cgroups are left out. If a process has its own cgroup namespace, its path does not exist in a hierarchy mounted by
+    the host: then its cgroup is searched by its PID."""
     key = (read_identity(root), proc)
     if key not in _VITAL:
         found: dict[str, str] = {}
@@ -244,7 +244,7 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
 
 
 def _read_cgroup(file: str) -> str | None:
-    """Return the cgroup with the cpu controller, as a process sees it; None if the process sees none."""
+    """Return a process's cgroup in the hierarchy of cpu, as the process sees it; None if it sees none."""
     by_controller = {}
     with contextlib.suppress(OSError):
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
@@ -255,7 +255,7 @@ def _read_cgroup(file: str) -> str | None:
 
 
 def _holds(directory: str, pid: int) -> bool:
-    """Whether a process is in a cgroup, by its PID in this PID namespace. Those of other namespaces are 0 there."""
+    """Whether a process is in a cgroup, by its PID in this PID namespace; processes outside of it have PID 0 there."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), "rb") as file:
             return any(int(line) == pid for line in file)
@@ -265,7 +265,7 @@ def _holds(directory: str, pid: int) -> bool:
 
 
 def is_leaf(directory: str) -> bool:
-    """Return whether a cgroup has no child cgroups. A directory's link count, if there is one, is 2 + its children."""
+    """Return whether a cgroup has no child cgroups. The link count of a directory, if reported, is 2 + its children."""
     try:
         links = os.stat(directory).st_nlink
         if links >= 2:
@@ -284,7 +284,7 @@ NO_BANDWIDTH = (
 
 
 def find_missing_quota(directory: str) -> str:
-    """Return the quota file that a cgroup lacks although it has a weight (NO_BANDWIDTH); "" for all other cgroups."""
+    """Return the name of the quota file if a cgroup lacks it but has a weight file (NO_BANDWIDTH); else ""."""
     for quota, weight in (("cpu.max", "cpu.weight"), ("cpu.cfs_quota_us", "cpu.shares")):
         if os.path.exists(f"{directory}/{quota}"):
             return ""
@@ -294,12 +294,12 @@ def find_missing_quota(directory: str) -> str:
 
 
 def is_idle(directory: str) -> bool:
-    """Return whether a cgroup itself is in the idle class: the kernel refuses every weight written to it (EINVAL)."""
+    """Return whether a cgroup itself is in the idle class, so that the kernel refuses every weight for it (EINVAL)."""
     try:
         with open(os.path.join(directory, "cpu.idle"), "rb") as file:
             return file.read(2).strip() == b"1"
     except OSError:
-        # Gone, or a kernel without that class.
+        # The cgroup is gone, or the kernel has no idle class.
         return False
 
 
@@ -314,7 +314,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
 
 
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
-    """Return the number of CPUs in the cgroup's cpuset, or else in its nearest ancestor's, or else of CPUs online."""
+    """Return the number of CPUs in the cpuset of the cgroup, else of the nearest ancestor with one, else online."""
     if hierarchies.cpuset_root:
         for place in [path, *list_above(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
@@ -328,11 +328,11 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
 
 
 def is_populated(hierarchies: Hierarchies, path: str) -> bool:
-    """Return whether a cgroup or one below it has a process, including processes invisible in this PID namespace. Also
-    True if no file shows whether it has one. Raises CgroupReadError."""
+    """Return whether a process is in a cgroup or below it, even a process that is invisible in this PID namespace. Also
+    True if no file shows whether there is one. Raises CgroupReadError."""
     if hierarchies.cpu_version == 1 and not sees_all_processes():
         return True
-    # On v1 a process may be in only one hierarchy: systemd moves processes of its units in the hierarchy of cpu.
+    # On v1 a process may be here in one hierarchy only: systemd moves units' processes in the hierarchy of cpu.
     roots = dict.fromkeys((hierarchies.cpu_root, hierarchies.cpuacct_root))
     return any(_is_populated(os.path.join(root, path)) for root in roots)
 
@@ -372,7 +372,7 @@ def _count_own_threads(directory: str) -> int:
             with open(os.path.join(directory, name), "rb") as file:
                 return sum(1 for _ in file)
         except OSError:
-            # Missing in this version, or a threaded cgroup that refuses cgroup.procs: try the next name, else unknown.
+            # The file is missing in this version, or cgroup.procs is refused in a threaded cgroup: try the next name.
             continue
     return 0
 
@@ -420,7 +420,7 @@ def read_pressure_total_s(fd: int) -> float | None:
 
 
 def read_pressure_s(path: str) -> float | None:
-    """Read the seconds in which some task waited for CPU, from the pressure file at ``path``; None if it is missing."""
+    """Read, from the pressure file at ``path``, the seconds in which some task waited for CPU; None if unreadable."""
     try:
         with open(path, "rb", buffering=0) as file:
             return parse_pressure_total(file.read(PRESSURE_BYTES))

@@ -1,4 +1,4 @@
-"""Find the present place of a cgroup that was changed under an old name: v1 allows renames, and mounts come and go."""
+"""Find where a cgroup that was changed under an old name is now: v1 allows renames, and mounts come and go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 
 
 class CgroupFinder:
-    """Looks for cgroups by their inodes. ``root_id`` is that of ``Hierarchies.read_root_id`` at the time of the change.
+    """Looks for cgroups by their inodes. ``root_id``: result of ``Hierarchies.read_root_id`` when they were changed.
 
     Make a new finder for each pass over the cgroups, because it caches directory listings."""
 
@@ -29,8 +29,8 @@ class CgroupFinder:
     def find(self, path: str, inode: int) -> str | None:
         """Return the path of the cgroup that was at ``path``; None if it is gone.
 
-        A rename keeps a cgroup under its parent, which may have been renamed, too. Raises UnknownLimitsError if the
-        hierarchy, or a part of it with ``path``, is not visible."""
+        A renamed cgroup stays under its parent, which may have been renamed, too. Raises UnknownLimitsError if the
+        hierarchy, or its part with ``path``, is not visible."""
         if not self._proves_gone:
             raise self._complain(path, "")
         if self.is_at(path, inode):

@@ -1,4 +1,4 @@
-"""The idle class: one cgroup above all jobs on reclaimed CPU. They get only the CPU time that other cgroups do not use.
+"""The idle class: one cgroup with all jobs on reclaimed CPU, which get only the CPU time that other cgroups do not use.
 
 ``cpu.idle`` only counts among siblings, so this cgroup is a child of the hierarchy's root; the jobs below it share by
 their weights as usual. Without ``cpu.idle`` (kernels before 5.15) this cgroup has the lowest weight instead. The kernel
@@ -25,9 +25,9 @@ _LOWEST_WEIGHTS: Final = {1: ("cpu.shares", V1_SHARES[0]), 2: ("cpu.weight", V2_
 
 
 class IdleClass(msgspec.Struct, frozen=True):
-    """How a host makes jobs on reclaimed CPU yield to all others: ``name`` is "" if it does not.
+    """How a host makes jobs on reclaimed CPU yield to all other jobs; ``name`` is "" if it does not.
 
-    ``note`` says why the class is less than "idle"; it is "" for "idle"."""
+    ``note`` says why the class is not "idle"; it is "" for "idle"."""
 
     name: Literal["idle", "lowest weight", ""] = ""
     note: str = ""
@@ -61,12 +61,12 @@ class IdleParent:
         return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
 
     def set(self, advice: str) -> None:
-        """Put the cgroup into its class, unless it is in it. Raises FileNotFoundError if the cgroup does not exist or
+        """Put the cgroup into its class, unless it is there. Raises FileNotFoundError if the cgroup does not exist or
         (v2) lacks the cpu controller, CreateError or AccessError (with ``advice``) if the kernel refuses."""
         if self.is_set():
             return
         name, value = (_IDLE_FILE, 1) if self.has_idle_file() else (self._weight_file, self._lowest)
-        # Only a tree of plain files may lack the file: a real cgroup has it as soon as it has the cpu controller.
+        # Create the file only in a tree of plain files: a real cgroup has it as soon as it has the cpu controller.
         create = 0 if os.path.exists(os.path.join(self._directory, "cgroup.procs")) else os.O_CREAT
         try:
             fd = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | create, 0o644)
@@ -81,7 +81,7 @@ class IdleParent:
             raise from_os_error(error, doing, advice) from error
 
     def find_class(self) -> IdleClass:
-        """Describe this host's class of jobs on reclaimed CPU, even before the first of them."""
+        """Describe this host's class of jobs on reclaimed CPU, which need not have existed yet."""
         if self.has_idle_file():
             return IdleClass("idle")
         note = "this kernel has no cpu.idle (added in Linux 5.15): jobs on reclaimed CPU get the lowest weight instead"

@@ -1,13 +1,13 @@
-"""Create empty cgroups with limits for the executor's jobs, read them and remove them, in every relevant hierarchy.
+"""Cgroups of the executor's jobs in every relevant hierarchy: create them empty, with limits; read and remove them.
 
-The hierarchies of cpu and CPU time are always relevant. So are, if they exist and are writable: the v1 ``memory``
-hierarchy (limit, peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, because no fork
-escapes its ``cgroup.kill``.
+The hierarchies of cpu and CPU time are always relevant. Relevant, too, if they exist and are writable, are the v1
+``memory`` hierarchy (limit, peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1,
+because no fork escapes its ``cgroup.kill``.
 
 Ordinary jobs are in ``root``, jobs on reclaimed CPU in the idle class (``idle``), a child of the hierarchies' root. An
 agent confined to a delegated ``root`` cannot create that child, so its class is below ``root``. Then these jobs yield
-only to the agent's other jobs, while ``root`` has the weight that its owner gave it. This is not an idle class of the
-host and is reported as none."""
+only to the agent's other jobs, because ``root`` itself keeps the weight that its owner set. Such a class is not an idle
+class of the host, so the agent reports that there is none."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from cpumond.host.cgroup_processes import kill_processes, list_processes, read_p
 PREFIX = "cpumond-job-"
 MAX_NAME_BYTES = 255
 V1_NO_MEMORY_LIMIT = 2**60
-"""The kernel represents "no limit" as a number of pages that no machine has."""
+"""The kernel represents "no limit" by more memory than any machine has."""
 MEMORY_STEP = 0.01
-"""Relative changes of memory.high that are smaller than this are not written."""
+"""A relative change of memory.high that is smaller than this is not written."""
 ADVICE = "run as root, or give the agent's user its own cgroups with executor.cgroup_root"
 BUSY = "it contains processes; move them to a cgroup below it, or set executor.cgroup_root to a cgroup without any"
 
@@ -49,11 +49,11 @@ class CgroupTotals(msgspec.Struct, frozen=True):
 
 
 class JobCgroupTree:
-    """The cgroups ``<root>/cpumond-job-<job_id>``; for jobs on reclaimed CPU, the idle class is in place of ``root``.
+    """The cgroups ``<root>/cpumond-job-<job_id>``. Jobs on reclaimed CPU are in the idle class instead of ``root``.
 
     ``root`` (relative, "" = the hierarchies' own root) and the idle class are created if missing and never removed. On
-    v2 they must have no processes. A tree of plain files is supported in part: forked processes are not seen there. The
-    place of a job is looked up each time, so a different object with this ``root`` also finds the job."""
+    v2 these two must have no processes. A tree of plain files is supported except that forked processes are not seen
+    there. A job's place is looked up each time, so another object with the same ``root`` also finds the job."""
 
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
         self.hierarchies = hierarchies
@@ -87,11 +87,11 @@ class JobCgroupTree:
         )
 
     def path(self, job_id: str) -> str:
-        """Return the cgroup of a job, relative to the cpu hierarchy."""
+        """Return the path of a job's cgroup, relative to the cpu hierarchy."""
         return os.path.join(self._find_parent(job_id), PREFIX + job_id)
 
     def _find_parent(self, job_id: str) -> str:
-        """Return the parent of a job's cgroup; ``root`` if the job has no cgroup."""
+        """Return the path of the parent of a job's cgroup; ``root`` if the job has no cgroup."""
         for mount in self._list_mounts():
             for parent in self._list_parents():
                 if os.path.isdir(os.path.join(mount, parent, PREFIX + job_id)):
@@ -102,7 +102,7 @@ class JobCgroupTree:
         return list(dict.fromkeys((self._root, self._outer_idle, self._inner_idle)))
 
     def _list_mounts(self) -> list[str]:
-        """Mount points, that of cpu first; looked up once: neither rights nor mounts change meanwhile."""
+        """Return the mount points, that of cpu first. They are looked up once, as neither rights nor mounts change."""
         if self._mounts is None:
             places = self.hierarchies
             mounts = [places.cpu_root, places.cpuacct_root]
@@ -135,9 +135,9 @@ class JobCgroupTree:
 
         The process must write its id into each of these files. The weight is in proportion to ``cpu_limit`` cores; with
         ``has_ceiling``, ``cpu_limit`` is also the quota. ``memory_limit`` is in bytes, ``max_tasks`` counts processes
-        and threads; 0 means no limit, and without its controller a limit does not apply. ``reclaimed``: the cgroup is
-        in the idle class, which is set up before its first job. Weight and quota are held to the kernel's bounds, the
-        quota also to quotas above. Raises CreateError or AccessError; then nothing of the cgroup remains."""
+        and threads. 0 means no limit; a limit without its controller has no effect. ``reclaimed``: the cgroup is in the
+        idle class, which is set up before its first job. Weight and quota are kept within the kernel's bounds, and the
+        quota within quotas above. Raises CreateError or AccessError; then nothing of the cgroup remains."""
         name = PREFIX + job_id
         if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
             raise CreateError(
@@ -156,7 +156,7 @@ class JobCgroupTree:
                     IdleParent(self.hierarchies, parent).set(ADVICE)
                 for each in self._list_parents():
                     directory = os.path.join(mount, each, name)
-                    # Remove an empty cgroup of an earlier job: it has old counters.
+                    # Remove an empty cgroup of an earlier job, because its counters are old.
                     if not _remove_empty(directory) and each != parent:
                         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 directory = os.path.join(mount, path)
@@ -223,7 +223,7 @@ class JobCgroupTree:
             _write(directory, "cpu.cfs_quota_us", f"{settings.quota_us}\n")
 
     def join_files(self, job_id: str) -> list[str]:
-        """Return the ``cgroup.procs`` files of an existing cgroup; empty if it is gone."""
+        """Return the ``cgroup.procs`` files of a job's cgroup; none if the cgroup is gone."""
         found = [
             os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)
         ]
@@ -234,8 +234,8 @@ class JobCgroupTree:
         return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int, pid: int | None = None) -> None:
-        """Send a signal once to every process in a job's cgroup, or only to ``pid``. Processes that this process may
-        not signal are skipped."""
+        """Send a signal once to every process in a job's cgroup, or only to ``pid``. Skip processes that the agent may
+        not signal."""
         directories = self._list_directories(job_id)
         send_signal(directories, number, list_processes(directories) if pid is None else [pid])
 
@@ -283,7 +283,7 @@ class JobCgroupTree:
         return None if used is None else max(used - (_read_key(directory, "memory.stat", cache) or 0), 0)
 
     def read_memory_limit(self, path: str) -> int | None:
-        """Return the bytes that the cgroup at ``path`` (relative) may use; None without a limit or if unknown."""
+        """Return the memory limit of the cgroup at ``path`` (relative) in bytes; None if there is none or unknown."""
         if self.hierarchies.cpu_version == 2:
             return _read_number(os.path.join(self.hierarchies.cpu_root, path), "memory.max")
         limit = (
@@ -323,7 +323,7 @@ def _find_root(hierarchies: Hierarchies, mountinfo_path: str, controller: str) -
     try:
         mounts = read_mounts(mountinfo_path)
     except OSError:
-        # The hierarchies were found without it: only this limit is missing.
+        # This file was not needed to find the hierarchies; only the limit of this controller is missing.
         return ""
     return next((mount.mount_point for mount in mounts if mount.version == 1 and controller in mount.controllers), "")
 
@@ -337,7 +337,7 @@ def _may_make(mount: str, root: str) -> bool:
 
 
 def _may_enter(mount: str, root: str) -> bool:
-    """Return whether the kernel lets this process move a process of its own to ``root`` in the cgroup2 hierarchy.
+    """Return whether the kernel lets this process move one of its processes to ``root`` in the cgroup2 hierarchy.
 
     This needs write access to ``cgroup.procs`` of the nearest common ancestor of ``root`` and the process's cgroup."""
     if os.geteuid() == 0:
@@ -352,7 +352,7 @@ def _may_enter(mount: str, root: str) -> bool:
 
 
 def _hand_down(directory: str) -> None:
-    """Delegate the controllers cpu and, if available, memory and pids to the children of a v2 cgroup.
+    """Delegate cpu and, if available, memory and pids to the children of a v2 cgroup.
 
     Raises CreateError."""
     offered = (_read(directory, "cgroup.controllers") or "").split()
@@ -363,7 +363,7 @@ def _hand_down(directory: str) -> None:
             "cgroup above it (for a systemd unit: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
-    # If the cgroup has processes, the kernel would accept +cpu, but then let no process into its children.
+    # If the cgroup has processes, the kernel accepts +cpu, but afterwards lets no process into its children.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and read_processes(directory):
         raise CreateError(f"cannot delegate the cpu controller in {directory}: {BUSY}")
     for controller in missing:
@@ -394,7 +394,7 @@ def _write(directory: str, name: str, text: str, optional: bool = False) -> None
 
 
 def _read(directory: str, name: str) -> str | None:
-    """Return the text of a file; None if the file is unreadable: no job's end depends on its content."""
+    """Return the text of a file; None if it is unreadable, which is no error, as no job's end depends on the text."""
     try:
         with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read()
@@ -415,7 +415,7 @@ def _read_key(directory: str, name: str, key: str) -> int | None:
 
 
 def _walk(directory: str) -> Iterator[str]:
-    """Yield a cgroup and all below it, the deepest first; nothing if it is gone."""
+    """Yield a cgroup and all below it, the deepest first; yield nothing if it is gone."""
     for place, _, _ in os.walk(directory, topdown=False):
         yield place
 
@@ -430,7 +430,7 @@ def _remove_empty(directory: str) -> bool:
 
 
 def _remove_all(directories: list[str]) -> bool:
-    """Call rmdir from the bottom; return whether nothing remains."""
+    """Call rmdir for a cgroup and all below it, the deepest first; return whether nothing remains."""
     gone = True
     for directory in directories:
         for place in _walk(directory):
@@ -444,7 +444,7 @@ def _remove_all(directories: list[str]) -> bool:
 
 
 def _remove_plain(directory: str) -> bool:
-    """Remove a directory of plain files; the kernel never refuses a real cgroup's removal because of its files."""
+    """Remove a directory of plain files with its content; a real cgroup's files do not prevent its removal."""
     if list_processes([directory]):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Find the mounts of controllers from mountinfo and cgroup.controllers, never from a directory's existence."""
+"""Find the controllers' mounts by mountinfo and cgroup.controllers, never by whether a directory exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def is_seen(self) -> bool:
-        """Whether its mount point shows this mount, and not a later one over it."""
+        """Whether the mount point shows this mount, and not a later mount over it."""
         try:
             return os.stat(self.mount_point).st_dev == self.dev
         except OSError:
@@ -34,8 +34,8 @@ class Hierarchies(msgspec.Struct, frozen=True):
 
     ``cpu_version`` is 1 or 2. ``cpu_root`` holds quotas, ``cpuacct_root`` CPU time (the same directory on v2, and on v1
     if both are mounted together). ``cpuset_root`` and ``unified_root`` are None if missing. Held roots (``hold``) are
-    paths through a descriptor; ``names`` has their mount points. ``is_seen``: the kernel says that ``cpu_root`` shows
-    the hierarchy now; also False for a directory of plain files."""
+    paths through a descriptor; ``names`` maps them to their mount points. ``is_seen``: the kernel says that
+    ``cpu_root`` shows the hierarchy now; also False for a directory of plain files."""
 
     cpu_version: int
     cpu_root: str
@@ -46,7 +46,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
     is_seen: bool = False
 
     def name(self, path: str) -> str:
-        """Name a path below a root by its mount point, for people."""
+        """Return, for people, a path below a root with the root's mount point in place of the descriptor."""
         held = next((root for root in self.names if path == root or path.startswith(f"{root}/")), None)
         return path if held is None else self.names[held] + path[len(held) :]
 
@@ -55,30 +55,30 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return read_identity(self.cpu_root)
 
     def proves_gone(self, root_id: tuple[int, int]) -> bool:
-        """Return whether a cgroup that is not found is surely gone. ``root_id`` is of the time when it was changed.
-
-        False if a different file system covers the hierarchy, or it is not mounted here: then nothing is known."""
+        """Return whether a cgroup that is not found is surely gone. ``root_id``: the root's when the cgroup was
+        changed. False if a different file system covers the hierarchy or the hierarchy is not mounted here: then
+        nothing is known."""
         return self.is_seen or root_id in ((0, 0), self.read_root_id())
 
     def list_covered(self) -> list[str]:
-        """Return mount points that no longer show their held roots: unmounted, or something is mounted over them."""
+        """Return mount points that no longer show their held roots: they are unmounted, or covered by another mount."""
         return [name for held, name in self.names.items() if read_identity(held) != read_identity(name)]
 
     @property
     def layout(self) -> str:
-        """The layout in one word: v1, v2 or hybrid (v1 controllers beside a cgroup2 mount)."""
+        """The layout of the hierarchies in one word: v1, v2, or hybrid (v1 controllers and a cgroup2 mount)."""
         if self.cpu_version == 2:
             return "v2"
         return "v1" if self.unified_root is None else "hybrid"
 
     def without_counters(self) -> Hierarchies:
-        """Return hierarchies for callers that only restore limits. They read no CPU time, so the cgroup may be missing
-        in the hierarchy of CPU time (v1)."""
+        """Return hierarchies for callers that only restore limits. They need no CPU time, so a cgroup may be missing in
+        the hierarchy of CPU time (v1)."""
         return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
 
 
 def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -> list[Mount]:
-    """Parse the cgroup mounts of a mountinfo text (proc(5)), in its order.
+    """Parse the cgroup mounts in a text of mountinfo (proc(5)); their order is kept.
 
     ``read_controllers`` maps a cgroup2 mount point to the content of its ``cgroup.controllers``."""
     mounts = []
@@ -126,7 +126,7 @@ def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
 def read_mounts(mountinfo_path: str) -> list[Mount]:
     """Return the cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError.
 
-    Mounts hidden under a later mount are left out. A text without any real mount (in tests) is used as it is."""
+    Mounts hidden under a later mount are left out. If the text contains no real mount (in tests), all are used."""
     with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
         text = file.read()
     controllers = {}
@@ -155,9 +155,8 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
 
 @contextlib.contextmanager
 def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
-    """Hold the hierarchies through descriptors: they stay valid if a mount disappears or is covered.
-
-    A cgroup that is then not found is gone. Raises UnavailableError."""
+    """Hold the hierarchies through descriptors, which stay valid if a mount disappears or is covered. So a cgroup that
+    is not found in them is gone. Raises UnavailableError."""
     names: dict[str, str] = {}
     held: dict[str, str | None] = {}
     with contextlib.ExitStack() as stack:

@@ -12,11 +12,11 @@ _SOME = re.compile(
 
 
 STAT_BYTES = 1024
-"""Bytes to read of a cpu.stat; it is shorter in either version."""
+"""Bytes to read of a cpu.stat, which is shorter than this in both versions."""
 USAGE_BYTES = 64
-"""Bytes to read for the CPU time used, which is at the beginning of its file."""
+"""Bytes to read for the CPU time used, which comes first in its file."""
 THROTTLED_LINE = b"nr_throttled %d\n"
-"""A line of cpu.stat."""
+"""The line of cpu.stat with the number of throttled periods."""
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:
@@ -48,7 +48,7 @@ def parse_cpu_list(text: str) -> int:
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """PSI of the CPU: share of time in which some task waited, over 10 and 60 s, in [0, 1], and its total seconds."""
+    """PSI of the CPU: the fraction, in [0, 1], of the last 10 and 60 s in which some task waited; total seconds."""
 
     some_10s_ratio: float
     some_60s_ratio: float

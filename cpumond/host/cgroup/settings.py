@@ -1,4 +1,4 @@
-"""CPU settings of a cgroup as a value: compute them from a limit in cores, and plan the order of writes; pure.
+"""CPU settings of a cgroup as a value: compute them from a limit in cores, and plan in which order to write them; pure.
 
 Rules of the kernel: 1000 us <= quota, 1000 us <= period <= 1 s, burst <= quota at every moment, and on v1 a cgroup's
 quota/period is never above its parent's."""
@@ -21,10 +21,10 @@ from cpumond.core.measures import (
 )
 
 EQUAL_CORES = 0.01
-"""Quotas that differ by less than this are equal: systemd rounds CPUQuota to 10 ms per second."""
+"""Quotas that differ by less than this count as equal, because systemd rounds CPUQuota to 10 ms per second."""
 
 ROUNDING_US = 1e-7
-"""Tolerance: above the error of a float, and below the least difference of two quotas, 1 us / 1000000."""
+"""Tolerance in microseconds: above the errors of floats, below the least difference of two quotas."""
 
 V1_SHARES = (2, 262_144)
 V2_WEIGHT = (1, 10_000)
@@ -51,15 +51,15 @@ class CpuSettings(msgspec.Struct, frozen=True):
 
 
 class AncestorCap(msgspec.Struct, frozen=True):
-    """The least quota above a cgroup: cores (infinity if there is none) and the path that sets it."""
+    """The least quota above a cgroup: cores (infinity if there is none), and the path of the cgroup that has it."""
 
     cores: float
     path: str = ""
 
 
 class LimitTarget(msgspec.Struct, frozen=True):
-    """Settings for a limit. ``cores``: those that the settings really give. ``notes``: name the kernel's bounds that
-    moved the limit."""
+    """Settings for a limit. ``cores``: the limit that the settings really give. ``notes``: sentences on the bounds
+    because of which it is not the wanted one."""
 
     settings: CpuSettings
     cores: float
@@ -85,9 +85,9 @@ def compute_quota_target(
 ) -> LimitTarget:
     """Return the quota settings that give ``cores`` to a cgroup that was found as ``original``.
 
-    They never exceed the quota found, nor ``ancestor``. If the quota would be below 1000 us, the period is lengthened
-    up to 1 s, and only then is the limit raised. The original burst is kept as far as it fits under the quota, unless
-    ``burst_ratio`` asks for a different burst."""
+    They never exceed the quota found, nor ``ancestor``. If the quota would be below 1000 us, the period is lengthened,
+    up to 1 s; only if that is not enough, the limit is raised. The original burst is kept as far as it fits under the
+    quota, unless ``burst_ratio`` sets another burst."""
     notes = []
     if cores > original.cores:
         cores = original.cores
@@ -113,7 +113,7 @@ def compute_quota_target(
 
 
 def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
-    """Return ``cores`` as a quota; rounded down if the nearest microsecond would exceed the quota above."""
+    """Return ``cores`` as a quota to the nearest microsecond; rounded down if this would exceed ``ancestor``."""
     quota_us = cores_to_quota_us(cores, period_us)
     if quota_us > ancestor.cores * period_us + ROUNDING_US:
         quota_us -= 1
@@ -123,7 +123,7 @@ def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
 def compute_weight_target(
     cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]
 ) -> LimitTarget:
-    """Return the weight for ``cores`` of ``hard_cores``: the scaled original weight. It is a guarantee, no cap."""
+    """Return the original weight, scaled by ``cores`` / ``hard_cores``. A weight is a guarantee, not a cap."""
     if original.weight is None or hard_cores <= 0:
         return LimitTarget(original, cores, ("the cgroup has no weight",))
     weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
@@ -132,7 +132,7 @@ def compute_weight_target(
 
 def compute_start_weight(cores: float, version: int) -> int:
     """Return ``cpu.shares`` (v1) or ``cpu.weight`` (v2) of a job with a guarantee of ``cores``: the kernel's default
-    weight for each core, held to the kernel's bounds."""
+    weight times the cores, within the kernel's bounds."""
     default, bounds = (DEFAULT_SHARES, V1_SHARES) if version == 1 else (DEFAULT_WEIGHT, V2_WEIGHT)
     target = compute_weight_target(cores, 1.0, CpuSettings(None, DEFAULT_PERIOD_US, weight=default), bounds)
     assert target.settings.weight is not None
@@ -140,11 +140,11 @@ def compute_start_weight(cores: float, version: int) -> int:
 
 
 def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]:
-    """Return the writes that lead from ``before`` to ``after``; each write is valid if both ends are valid.
-
-    Down: burst, then quota. Up: quota, then burst. Of quota and period, first write the one after which the limit is
-    lower. The limit in between is then never above the larger of ``before`` and ``after``, so a parent that allows both
-    also allows it. "No quota" is allowed with any period and under any parent: it is set first, or removed last."""
+    """Return the writes that lead from ``before`` to ``after``; each write is valid if ``before`` and ``after`` are. To
+    lower: burst, then quota. To raise: quota, then burst. Of quota and period, write the one first after which the
+    limit is lower. The limit in between is then never above the larger of ``before`` and ``after``, so a parent that
+    allows both also allows it. "No quota" is valid with any period and under any parent: it is set first, or removed
+    last."""
     steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
         steps.append(WriteStep("burst", after.burst_us))
@@ -173,7 +173,7 @@ def _quota_goes_first(before: CpuSettings, after: CpuSettings) -> bool:
 
 
 def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
-    """Return whether two settings give the same CPU, up to systemd's rounding of 10 ms per second."""
+    """Return whether two settings allow the same cores, up to systemd's rounding of 10 ms per second."""
     if a.quota_us is None or b.quota_us is None:
         return a.quota_us is b.quota_us
     return a == b or round(abs(a.cores - b.cores), 6) < EQUAL_CORES
@@ -199,10 +199,9 @@ def classify_change(
 
 
 def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
-    """Return whether another program set the setting of ``actuator`` after the agent's last change.
-
-    Quota and period are two writes on v1, so any mixture of the old, the new and the original values is the agent's.
-    The same cores with a different period are no such change."""
+    """Return whether another program changed the setting of ``actuator`` after the agent's last change. On v1, quota
+    and period are two writes, so any mixture of the old, the new and the original values may be the agent's. The same
+    cores with a different period are not such a change."""
     if written is None:
         return False
     ours = (original, *written)
@@ -216,14 +215,14 @@ def is_external(current: CpuSettings, original: CpuSettings, written: Written | 
 
 
 def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
-    """Return whether another program set a higher value than the original one: the agent never does."""
+    """Return whether another program set a value above the original one, which the agent never does."""
     if actuator == "weight":
         return (current.weight or 0) > (original.weight or 0)
     return current.cores > original.cores and not same_quota(current, original)
 
 
 def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """The settings to restore in the end after another program changed ``original``: those of that program."""
+    """Return what to restore in the end after another program changed ``original``: that program's limit."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
@@ -234,8 +233,8 @@ def choose_restore(
 ) -> CpuSettings:
     """Return the settings to leave in a cgroup when the agent leaves it: the original ones, if the agent moved them.
 
-    A limit above the original was set by another program. So was a limit that the agent did not write (``written``;
-    None if unknown). Such a limit stays."""
+    A limit above the original, or one that the agent did not write (``written``; None if unknown), was set by another
+    program and stays."""
     restored = current
     if "quota" in actuators:
         if not is_raised_above(current, original, "quota") and not is_external(current, original, written, "quota"):

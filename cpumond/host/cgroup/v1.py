@@ -78,7 +78,7 @@ class V1Cgroup(Cgroup):
             undone.callback(os.close, usage_fd)
             stat_fd = open_counter(os.path.join(held_place(fd), "cpu.stat"))
             if stat_fd is None and find_missing_quota(held_place(fd)):
-                stat_fd = open_counter(os.devnull)  # such a kernel counts no throttling
+                stat_fd = open_counter(os.devnull)  # a kernel without quotas counts no throttling
             if stat_fd is None:
                 return None
             cgroup = cls(hierarchies, path, fd, usage_fd, stat_fd)
@@ -99,8 +99,8 @@ class V1Cgroup(Cgroup):
     def read(self, at_s: float) -> CpuReading | None:
         """Read the counters with at most two preads, and one more with pressure.
 
-        If the cgroup used less CPU since the last full look than the least quota that the kernel accepts, it cannot
-        have been throttled since: then cpu.stat is not read."""
+        cpu.stat is not read if the cgroup cannot have been throttled, as it used less CPU since the last full look than
+        the least quota that the kernel accepts."""
         try:
             usage_us = self.parse_usage_us(os.pread(self._usage_fd, USAGE_BYTES, 0))
             if usage_us - self._seen_usage_us >= MIN_QUOTA_US:
@@ -124,8 +124,8 @@ class V1Cgroup(Cgroup):
         )
 
     def _read_stat(self, at_s: float) -> None:
-        """Read cpu.stat. Periods of skipped looks do not count for this interval, which cannot contain more periods
-        than fit into its length."""
+        """Read cpu.stat. The interval since the last look gets at most the periods that fit into its length; further
+        ones belong to looks that were skipped."""
         stat = parse_flat_keyed(os.pread(self.stat_fd, STAT_BYTES, 0).decode("ascii"))
         periods = stat.get("nr_periods", 0)
         most = (at_s - self._seen_at_s) / self._period_s + 1.0
@@ -137,8 +137,8 @@ class V1Cgroup(Cgroup):
     def read_throttled(self) -> int | None:
         throttled = super().read_throttled()
         if throttled != self._nr_throttled:
-            # The kernel counts a period at its end: there may be more to read although no CPU was used since the last
-            # full look.
+            # The kernel counts a period only when it ends: so the counters may change although no CPU was used since
+            # the last full look.
             self._seen_usage_us = -math.inf
         return throttled
 

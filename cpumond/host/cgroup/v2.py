@@ -94,7 +94,7 @@ class V2Cgroup(Cgroup):
             if not self.is_there():
                 return None
             if unit_of(self.path):
-                # systemd gives a unit its limit files with its first CPU setting.
+                # systemd enables the limit files of a unit only with the unit's first CPU setting.
                 return CpuSettings(None, DEFAULT_PERIOD_US)
             raise CgroupReadError(
                 os.path.join(self.directory, "cpu.max"),
@@ -105,7 +105,7 @@ class V2Cgroup(Cgroup):
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
     def _resolve_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
-        if step.name in ("quota", "period"):  # one write here
+        if step.name in ("quota", "period"):  # one file on v2
             return "cpu.max", f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
         return {"burst": "cpu.max.burst", "weight": "cpu.weight"}[step.name], str(step.value)
 

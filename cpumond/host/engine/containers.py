@@ -1,6 +1,6 @@
 """Docker and Podman: their containers, over the engine's unix socket.
 
-Both use the same HTTP interface. An event only triggers a new look at the containers; its content is not used."""
+Both use the same HTTP interface. An event only says that it is time for a new look, and at which container."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cpumond.host.engine.model import SHORT_ID, EngineError, EngineJob, EngineRe
 from cpumond.host.engine.processes import find_engine_cgroup
 
 RELIST_S: Final = 60.0
-"""Seconds between two lists of all containers if no event comes."""
+"""Seconds after which all containers are listed again if no event comes."""
 SILENT_S: Final = 600.0
-"""Seconds until a container about which the engine gave no answer is queried again, unless an event concerns it."""
+"""Seconds until the engine is asked again about a container without an answer, unless an event comes earlier."""
 SETTLE_S, SETTLE_MAX_S = 0.02, 2.0
 LOOK_SHARE: Final = 0.2
-"""Events come in groups, so the next look waits for the rest of a group. This is the maximum share of the time that the
-engine spends on looks."""
+"""Maximum fraction of the time that an engine spends on looks. Events come in groups, so the next look waits for the
+rest of a group."""
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_CONTAINERS: Final = 10_000
 MAX_CORES: Final = 10**6
@@ -61,7 +61,7 @@ class _HostConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """The fields used of the response to ``/containers/ID/json`` about one container."""
+    """Those fields of the response to ``/containers/ID/json`` that are used."""
 
     id: str
     name: str = ""
@@ -95,7 +95,7 @@ class _Event(msgspec.Struct, frozen=True):
 class ContainerEngine:
     """The client of one dockerd or one Podman service.
 
-    An ordinary user's service may only name that user's cgroups. One container without a valid answer spoils no other.
+    An ordinary user's service may only name that user's cgroups. A container without a valid answer affects no other.
     """
 
     def __init__(self, kind: str, socket: str, cpu_version: int) -> None:
@@ -106,7 +106,7 @@ class ContainerEngine:
         self._known: dict[str, Container] = {}
         self._pods: dict[str, str] = {}
         self._silent: dict[str, tuple[str, float]] = {}
-        """Containers without a valid answer: the reason, and when to query them again, on the monotonic clock."""
+        """Container without a valid answer -> the reason, and when to query it again, on the monotonic clock."""
         self._suspect = ""
         """The container about which the engine did not answer in time at the last look."""
         self._title = ""
@@ -125,11 +125,11 @@ class ContainerEngine:
                 trust_env=False,
             ) as client:
                 version = await get_json(client, self._where, "/version", _Version)
-                # Podman may be in Docker's place: /run/docker.sock can be a link to its socket.
+                # Podman may stand in for Docker: /run/docker.sock can be a link to Podman's socket.
                 is_named = any(each.name == "Podman Engine" for each in version.components or ())
                 self._is_podman = is_named or self.kind == "podman"
                 self._title = f"{self.kind} {clean(version.version)}".strip()
-                # Requested before the list, so that no event in between is missed.
+                # Events are requested before the list, so that none in between is missed.
                 endless = httpx2.Timeout(ANSWER_TIMEOUT_S, read=None)
                 query = {"filters": '{"type":["container"]}'}
                 async with client.stream("GET", "/events", params=query, timeout=endless) as events:
@@ -201,11 +201,11 @@ class ContainerEngine:
             except EngineError as error:
                 if isinstance(error, StatusError) and error.status == 404:
                     continue  # it has ended since it was listed
-                # An invalid or too large answer may take long to read: do not request it at each look.
+                # An invalid or too large answer may take long to read, so do not request it at each look.
                 again_at_s = -math.inf if isinstance(error, StatusError) else time.monotonic() + SILENT_S
                 self._silent[each] = f"{error}; ignored", again_at_s
             except TimeoutError:
-                # After one time-out the engine may be stuck. If only this one has no answer twice, it is the cause.
+                # After one time-out the engine may be stuck. If the same container times out twice, that is the cause.
                 if each == self._suspect:
                     what = f"no response about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
                     self._silent[each] = f"{self._where}: {what}; ignored", time.monotonic() + SILENT_S
@@ -218,7 +218,7 @@ class ContainerEngine:
 
     async def _read_events(self, events: httpx2.Response) -> AsyncIterator[str]:
         rest = b""
-        async for chunk in events.aiter_raw():  # compressed data would be larger than it looks
+        async for chunk in events.aiter_raw():  # raw: compressed data would unpack to more
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > MAX_EVENT_BYTES:
                 raise EngineError(f"{self.kind}: {self.socket}: an event is larger than {MAX_EVENT_BYTES >> 20} MiB")
@@ -230,7 +230,7 @@ class ContainerEngine:
                 name = event.actor.get("ID")
                 if event.action in WATCHED_ACTIONS and isinstance(name, str) and _ID.fullmatch(name):
                     yield name
-            # A service, perhaps an ordinary user's, may write without end: it must not keep this process busy.
+            # A service, perhaps an ordinary user's, may send events without end, which must not keep this process busy.
             await asyncio.sleep(SETTLE_S)
 
     def _make_jobs(self, owner: int) -> EngineReply:
@@ -244,7 +244,7 @@ class ContainerEngine:
         )
 
     def _make_job(self, container: Container, owner: int) -> EngineJob | str:
-        """Describe the container as a job. Return a sentence if its cgroup is not its own, "" if it does not run."""
+        """Return the container as a job; a sentence if the reported cgroup is not its own; "" if it does not run."""
         if not container.state.running or container.state.pid <= 0:
             return ""
         path = find_engine_cgroup(container.state.pid, container.id, self._cpu_version)
@@ -278,13 +278,13 @@ class ContainerEngine:
             labels,
             project or clean(pod),
             ordered_cores,
-            # Before 5.1 `podman update` did not change the reported limits; now it does, with some of its databases.
+            # `podman update` before 5.1 does not change the reported limits; newer ones do, with some databases.
             reports_request=not self._is_podman,
         )
 
 
 def shorten(container: Container) -> Container:
-    """Reduce a container to the fields used: an ordinary user may run the service and send responses of any size."""
+    """Reduce a container to what is used: an ordinary user may run the service and send responses of any size."""
     config = container.config
     labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
     host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
@@ -294,8 +294,8 @@ def shorten(container: Container) -> Container:
 
 
 def find_owner(socket: str) -> int:
-    """Return the uid whose service listens at ``socket``. In a user's own folder this is that user, whatever a link
-    there leads to. Raises OSError."""
+    """Return the uid of the user whose service listens at ``socket``. For a socket in a user's own folder it is this
+    user, whatever a link there leads to. Raises OSError."""
     found = _USERS_FOLDER.match(socket)
     return int(found[1]) if found is not None else os.stat(socket).st_uid
 

@@ -1,4 +1,4 @@
-"""The socket of a container runtime (containerd, CRI-O) that speaks CRI, in place of a kubelet.
+"""A container runtime (containerd, CRI-O) that is queried at its CRI socket instead of a kubelet.
 
 It uses three calls of ``runtime.v1.RuntimeService``. Their messages are parsed here field by field, because generated
 code would be larger and bound to one version of protobuf. The field numbers are those of the published ``api.proto``,
@@ -17,12 +17,12 @@ from cpumond.host.engine.model import EngineError, Publish, clean
 
 SERVICE: Final = "/runtime.v1.RuntimeService/"
 RUNNING: Final = b"\x0a\x04\x12\x02\x08\x01"
-"""``ListContainersRequest``: filter (1), its state (2), that state's value (1): CONTAINER_RUNNING (1)."""
+"""``ListContainersRequest``: field 1 is the filter, its field 2 the state, whose field 1 is CONTAINER_RUNNING (1)."""
 LABEL: Final = "io.kubernetes."
 
 
 class WireError(ValueError):
-    """Bytes that are not a message."""
+    """The bytes are not a message."""
 
 
 class Message:
@@ -98,8 +98,8 @@ def encode_status_request(container_id: str) -> bytes:
 
 
 def read_container(listed: Message, status: Message) -> RunningContainer | None:
-    """Return a container from its entry in ``ListContainersResponse`` and from ``ContainerStatusResponse``; None if
-    it belongs to no pod."""
+    """Return the container that an entry in ``ListContainersResponse`` and a ``ContainerStatusResponse`` describe; None
+    if it belongs to no pod."""
     labels = listed.mapping(8)
     names = {key: labels.get(f"{LABEL}{key}", "") for key in ("pod.uid", "pod.namespace", "pod.name", "container.name")}
     if not all(names.values()):
@@ -115,13 +115,13 @@ def read_container(listed: Message, status: Message) -> RunningContainer | None:
         names["container.name"],
         listed.message(4).text(18) or listed.message(4).text(1),
         ordered_cores=quota_us / (period_us if period_us > 0 else DEFAULT_PERIOD_US) if quota_us > 0 else None,
-        # Runtimes before CRI 1.26 do not report the request; then it is the limit found in the cgroup.
+        # Runtimes before CRI 1.26 do not report the request; then the limit found in the cgroup is the request.
         reports_request=resources.has(1),
     )
 
 
 class CriEngine:
-    """The client of one runtime. The runtime does not report QoS classes, but the paths of cgroups show them."""
+    """The client of one runtime. It does not report QoS classes, but cgroups' paths show them."""
 
     kind = KIND
 

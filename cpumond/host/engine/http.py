@@ -29,7 +29,7 @@ async def get_json(
     body = bytearray()
     async with asyncio.timeout(ANSWER_TIMEOUT_S), client.stream("GET", path, **more) as answer:
         check_status(answer, where, path)
-        async for chunk in answer.aiter_raw():  # compressed data would be larger than it looks
+        async for chunk in answer.aiter_raw():  # raw: compressed data would unpack to more
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise EngineError(f"{where}: {path} is larger than {MAX_ANSWER_BYTES >> 20} MiB")

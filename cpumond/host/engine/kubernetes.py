@@ -1,7 +1,7 @@
 """Kubernetes: the containers of this node's pods, as listed by its kubelet.
 
-The kubelet reports ids, names and limits, but no process. A container's cgroup is the one below ``kubepods`` with the
-pod's uid and the container's id in its path."""
+The kubelet reports ids, names and limits, but no process. A container's cgroup is below ``kubepods``, and has the pod's
+uid and the container's id in its path."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from cpumond.host.engine.token import read_token
 KIND: Final = "kubernetes"
 POLL_S: Final = 5.0
 CONFIG_S: Final = 600.0
-"""Seconds between lists of all containers, and between reads of the kubelet's own settings."""
+"""Seconds between two lists of all containers, and between two reads of the kubelet's own settings."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
 """Seconds that a requested look waits for more requests; maximum share of the time that looks cost the kubelet."""
 MIN_CORES: Final = 0.01
-"""The lowest limit that the kubelet sets, whatever is requested."""
+"""The lowest limit that the kubelet sets, even if less is requested."""
 MAX_CORES: Final = 1e6
 RECLAIMED_RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 GUARANTEED: Final = "a Guaranteed pod: its CPUs may be its own, so its limit is never moved"
 INSECURE: Final = "none"
-"""This word as ``ca_file`` means that the kubelet's certificate is not checked."""
+"""As ``ca_file``, this word means that the kubelet's certificate is not checked."""
 CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
 _CGROUP: Final = re.compile(rf"(?:cri-containerd-|[a-z]+-)?({CONTAINER_ID.pattern})(?:\.scope)?(?:/{CRUN_CHILD})?")
 _POD_CGROUP: Final = re.compile(r"(?:kubepods[a-z-]*-)?pod([0-9a-f][0-9a-f_-]*)(?:\.slice)?")
@@ -49,9 +49,9 @@ FindCgroups = Callable[[], Iterable[str]]
 class RunningContainer(msgspec.Struct, frozen=True):
     """A running container as its node reports it; ``ordered_cores`` and ``reports_request`` are those of ``EngineJob``.
 
-    ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is that of RECLAIMED_LABEL.
-    ``pod_cores`` is the limit of its pod as a whole, None if the pod has none. This is one request for all containers
-    of the pod: the kubelet sets it on the pod's cgroup, and on each container without its own limit."""
+    ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is the value of RECLAIMED_LABEL.
+    ``pod_cores`` is the limit of its pod as a whole, None if the pod has none. All containers of the pod share this
+    request: the kubelet sets it on the pod's cgroup, and on each container without its own limit."""
 
     container_id: str
     pod_uid: str
@@ -114,7 +114,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """The fields used of a pod."""
+    """Those fields of a pod that are used."""
 
     metadata: _Metadata
     spec: _Spec = _Spec()
@@ -162,7 +162,7 @@ def _read_container(
     pod: Pod, status: _ContainerStatus, given: _Container | None, enforces_limits: bool
 ) -> RunningContainer:
     asked = (given.resources if given is not None else None) or _Resources()
-    # The limits in force: after a resize in place the specification is ahead of them.
+    # Use the limits in force: after a resize in place, the specification already has the next ones.
     in_force = status.resources or asked
     of_pod = pod.status.resources or pod.spec.resources or _Resources()
     reclaimed = (asked.limits or {}).get(RECLAIMED_RESOURCE, "")
@@ -203,8 +203,7 @@ def make_jobs(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> EngineReply:
     """Make jobs of the containers that have a cgroup; a pod with a limit as a whole is one job, whatever it contains.
-
-    Also return, for each pod whose running containers all have a cgroup, its sandbox cgroup, which only keeps the pod's
+    If all running containers of a pod have a cgroup, also return the cgroup of its sandbox, which only keeps the pod's
     namespaces open."""
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
@@ -231,7 +230,7 @@ def make_jobs(
         if uid in waited_for or len(left) != 1:
             continue
         [(sandbox, path)] = left.items()
-        # Even if nothing of the pod runs now: a sandbox starts first and ends last. CRI-O makes none for most pods.
+        # Also if no container of the pod runs: a sandbox starts first and ends last. CRI-O makes none for most pods.
         if uid in known or "/crio-" not in path:
             jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
     return EngineReply(tuple(jobs), title, tuple(sorted(set(notes))))
@@ -247,7 +246,7 @@ def find_ids(path: str) -> tuple[str, str] | None:
 
 
 def find_qos(path: str) -> str:
-    """Return a pod's QoS class from the path of its cgroup; a path without a class is that of a Guaranteed pod."""
+    """Return a pod's QoS class from the path of its cgroup; only a Guaranteed pod's path contains no class."""
     return next((qos for qos in ("Burstable", "BestEffort") if re.search(rf"[/-]{qos.lower()}\b", path)), "Guaranteed")
 
 
@@ -280,7 +279,7 @@ def _make_job(each: RunningContainer, path: str) -> EngineJob:
 
 
 async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
-    """Wait until the next look is due; the last look began at ``began_s`` of the monotonic clock."""
+    """Wait until the next look is due. ``began_s``: when the last look began, on the monotonic clock."""
     took_s = time.monotonic() - began_s
     await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), POLL_S))
     await wait_nudged(nudged, POLL_S)
@@ -296,7 +295,7 @@ class KubeletAccess(msgspec.Struct, frozen=True):
 
 
 class KubeletEngine:
-    """The client of this node's kubelet. An http:// address means the kubelet's port that requires no token."""
+    """The client of this node's kubelet. An http:// address must be the kubelet's port that requires no token."""
 
     kind = KIND
 
@@ -332,7 +331,7 @@ class KubeletEngine:
             raise EngineError(f"{KIND}: no response from {self._address} ({self._word(error)})") from error
 
     async def _ask_quota(self, client: httpx2.AsyncClient) -> bool:
-        """Return whether the kubelet enforces CPU limits; yes, unless its settings are readable and say no."""
+        """Return whether the kubelet enforces CPU limits; True unless its settings can be read and say no."""
         try:
             found = await get_json(client, self._where, "/configz", _Configuration, self._make_request())
         except StatusError as error:
@@ -359,7 +358,7 @@ class KubeletEngine:
             token = read_token(self.access.token_file)
         except AccessError as error:
             raise EngineError(f"{KIND}: token_file {error}") from error
-        # The certificate is for the node's name, whatever the address is; no certificate is for the loopback.
+        # The certificate is for the node's name, whatever address is used; none is for the loopback address.
         return {"headers": {"authorization": f"Bearer {token}"}, "extensions": {"sni_hostname": self.access.node_name}}
 
     def _word(self, error: Exception) -> str:

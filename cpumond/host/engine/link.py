@@ -17,13 +17,13 @@ from cpumond.host.engine.nudge import wait_nudged
 RETRY_S, RETRY_MAX_S = 0.25, 5.0
 LAST_S = 1.0
 MAX_NOTES = 20
-"""Maximum number of sentences about its jobs that are shown for one engine."""
+"""Maximum number of sentences about one engine's jobs that are shown."""
 
 log = structlog.get_logger("cpumond.agent")
 
 
 class EngineThread:
-    """Follows engines. ``views`` holds the last answer of each engine, for any thread. ``on_news`` is called in this
+    """Follows engines. ``views``: the last answer of each engine; any thread may read it. ``on_news`` is called in this
     thread when a view has changed."""
 
     def __init__(self, on_news: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class EngineThread:
         self._loop.close()
 
     def follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
-        """Follow exactly these engines from now on; those already followed continue."""
+        """Follow exactly these engines from now on, without interruption for those that are followed already."""
         self._loop.call_soon_threadsafe(self._follow, engines)
 
     def _follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
@@ -83,7 +83,7 @@ class EngineThread:
             except EngineError as error:
                 problem = str(error)
             except Exception as error:
-                # Whatever an engine answers, the others continue.
+                # Whatever happens with one engine, the others continue.
                 problem = f"{engine.kind}: {type(error).__name__}: {error}"
                 log.exception("engine_failed", engine=engine.kind)
             delay_s = RETRY_S if asked_at_s is not None else min(2 * delay_s, RETRY_MAX_S)
@@ -109,7 +109,7 @@ class EngineThread:
         self._put(key, msgspec.structs.replace(before, problem=problem), problem != before.problem)
 
     def _put(self, key: Key, view: EngineView, is_news: bool) -> None:
-        # A view is replaced, never changed, so a reader sees a complete one.
+        # A view is replaced as a whole and never changed, so readers always see a complete one.
         self.views[key] = view
         if is_news:
             self._on_news()
@@ -122,7 +122,7 @@ class EngineThread:
 
 
 def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
-    """The present answers of these engines; if an engine does not answer within ``timeout_s``, it has a ``problem``."""
+    """Return these engines' present answers; one that does not answer within ``timeout_s`` has a ``problem``."""
 
     async def ask_all() -> list[EngineView]:
         return await asyncio.gather(*(_ask(key, make, timeout_s) for key, make in engines.items()))
@@ -153,7 +153,7 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
     except EngineError as error:
         return EngineView(kind, problem=str(error))
     except Exception as error:
-        # Whatever an engine answers, the others are asked.
+        # Whatever happens with one engine, the others are asked.
         return EngineView(kind, problem=f"{kind}: {type(error).__name__}: {error}")
     finally:
         watching.cancel()

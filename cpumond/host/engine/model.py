@@ -20,7 +20,7 @@ SHORT_ID: Final = 12
 MAX_LABEL: Final = 128
 """Maximum characters of a label and of a job's name; image names with digests are longer."""
 RECLAIMED_LABEL: Final = "reclaimed_cpu"
-"""Label of jobs on CPU reclaimed from others; its value is their request for such CPU, in thousandths of a core."""
+"""Label of jobs on CPU reclaimed from others. Its value is the job's request for such CPU, in thousandths of a core."""
 NO_ENTRIES: Final[Mapping[str, str]] = {}
 
 
@@ -29,11 +29,11 @@ class EngineJob(msgspec.Struct, frozen=True):
 
     ``path`` is the cgroup of the whole job, relative to the hierarchy of the cpu controller; cgroups below belong to
     the job. ``labels``: name -> text for people. ``group`` names its group (compose project, pod, "").
-    ``ordered_cores`` is its request; None: there is none, or the engine does not report it. ``reports_request``: the
-    engine reports each new request, so ``ordered_cores`` is the newest. ``sets_quota``: the request is also the quota
-    of the job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be. ``is_named`` False: only its
-    cgroup is known. ``is_job`` False: a cgroup of the engine itself, not shown; one that holds a pod together, for
-    example."""
+    ``ordered_cores`` is the job's request; None: there is none, or the engine does not report it. ``reports_request``:
+    the engine reports changes of the request, so ``ordered_cores`` is the newest. ``sets_quota``: the request is also
+    the quota of the job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be moved. ``is_named``
+    False: only its cgroup is known. ``is_job`` False: a cgroup of the engine itself, for example one that keeps a pod
+    together; it is not shown."""
 
     kind: str
     job_id: str
@@ -52,9 +52,9 @@ class EngineJob(msgspec.Struct, frozen=True):
 class EngineView(msgspec.Struct, frozen=True):
     """The latest answer of one engine.
 
-    ``jobs`` are by path; while the engine is down, the last known ones. ``asked_at_s`` is the time of the last complete
-    query on the monotonic clock, None before the first answer. ``problem`` is a sentence, "" while the engine answers.
-    ``title`` is name and version. ``notes`` are sentences about jobs with invalid descriptions."""
+    ``jobs`` are by path; while the engine is down, they are those known last. ``asked_at_s`` is the time of the last
+    complete query on the monotonic clock, None before the first answer. ``problem`` is a sentence, "" while the engine
+    answers. ``title`` is name and version. ``notes`` are sentences about jobs with invalid descriptions."""
 
     kind: str
     jobs: Mapping[str, EngineJob] = {}
@@ -68,7 +68,7 @@ class EngineView(msgspec.Struct, frozen=True):
         return self.asked_at_s is not None and not self.problem
 
     def count_jobs(self) -> int:
-        """Count the jobs that the engine has named; cgroups that hold pods together do not count."""
+        """Count the engine's jobs; cgroups of the engine itself do not count."""
         return sum(job.is_job for job in self.jobs.values())
 
 
@@ -93,7 +93,7 @@ class Engine(Protocol):
     kind: str
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """Publish all jobs, and again whenever they change, until cancelled. Look at once when ``nudged`` is set.
+        """Publish all jobs now and whenever they change, until cancelled. Look at once when ``nudged`` is set.
 
         Raises EngineError if the engine is down or gives an invalid answer; then it may be called again."""
 

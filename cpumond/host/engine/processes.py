@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 CRUN_CHILD = "container"
-"""crun puts a container's processes, and its limit, into a child of the container's scope."""
+"""Name of a child of a container's scope, into which crun puts the processes and the limit."""
 
 
 def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
-    """Return the cgroup of a whole container, relative to the cpu hierarchy, by its first process.
+    """Find a whole container's cgroup, relative to the cpu hierarchy, by the container's first process.
 
     The cgroup must have ``job_id`` in its name: an engine may name the process of a different job, by mistake or
     because the PID was reused. Returns None if there is no such cgroup."""

@@ -1,9 +1,9 @@
 """Slurm: the jobs of this host's slurmd, as reported by ``squeue``.
 
 Jobs are found in cgroupfs, where Slurm names them by their numbers or, from 26.05 on, by their SLUIDs
-(``CgroupJobIdPaths``); numbers are shown. ``squeue`` is called once about each job, and again if the job's cgroup is
-replaced (``scontrol requeue``). With ``--json``, ``squeue`` always returns all jobs of the cluster; a thousand nodes
-must not burden the controller with that."""
+(``CgroupJobIdPaths``); users always see numbers. ``squeue`` is called once about each job, and again if the job's
+cgroup is replaced (``scontrol requeue``). ``squeue --json`` is not used: it always returns all jobs of the cluster, and
+a thousand nodes would burden the controller with that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 10.0
 KILLED_TIMEOUT_S: Final = 5.0
 ASK_AGAIN_S: Final = 60.0
-"""Seconds before asking again about a job that the controller did not know."""
+"""Seconds until the controller is asked again about a job that it did not know."""
 MAX_ASKED: Final = 100
 """Maximum number of jobs queried in one look; the rest wait for the next look."""
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -37,7 +37,7 @@ _UNKNOWN: Final = "Invalid job id"
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """Slurm's answer about one job; ``cpus`` is their number on all of its ``nodes`` together."""
+    """Slurm's answer about one job; ``cpus`` is the number of CPUs on all of its ``nodes`` together."""
 
     number: str
     nodes: int
@@ -57,7 +57,7 @@ class SlurmPlace(NamedTuple):
 
 
 class SlurmEngine:
-    """The client of Slurm on this node, whose jobs have their cgroups at the glob patterns ``places``."""
+    """The client of Slurm on this node. The glob patterns ``places`` match the cgroups of its jobs."""
 
     kind = "slurm"
 
@@ -67,7 +67,7 @@ class SlurmEngine:
         self._known: dict[tuple[str, int], SlurmJob] = {}
         """Jobs by their key and the inode of their place."""
         self._unknown: dict[tuple[str, int], float] = {}
-        """Jobs unknown to the controller, and when to ask again, on the clock of the event loop."""
+        """Job unknown to the controller -> when to ask again, on the clock of the event loop."""
         self._title = ""
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
@@ -92,7 +92,7 @@ class SlurmEngine:
                 else:
                     self._known[key] = job
                 if asyncio.get_running_loop().time() - now_s > LOOK_S:
-                    break  # the controller is slow: query the others in the next look
+                    break  # the controller is slow: ask about the rest in the next look
             named = ((each, self._known.get((each.key, each.inode))) for each in places.values())
             jobs = [self._make_job(place, job) for place, job in named if job is not None]
             publish(EngineReply(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
@@ -102,7 +102,7 @@ class SlurmEngine:
         labels = clean_labels(
             (("name", job.name), ("user", job.user), ("account", job.account), ("partition", job.partition))
         )
-        # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this one.
+        # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this node.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
             "slurm",
@@ -116,7 +116,7 @@ class SlurmEngine:
         )
 
     def _note(self, place: SlurmPlace) -> str:
-        """Return a sentence about a job that has no cgroup of the cpu controller."""
+        """Return a sentence about a job without a cgroup in the hierarchy of cpu."""
         job = self._known.get((place.key, place.inode))
         who = "" if job is None else f" ({clean(job.name)!r} of {clean(job.user)}, account {clean(job.account) or '-'})"
         return (
@@ -149,7 +149,7 @@ def parse_job(text: str, key: str) -> SlurmJob | None:
 
 
 async def run_squeue(*arguments: str) -> str:
-    """Return the output of ``squeue``, also if the controller does not know a job. Raises EngineError."""
+    """Return the output of ``squeue``, even if the controller does not know a job. Raises EngineError."""
     try:
         process = await asyncio.create_subprocess_exec(
             "squeue", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,

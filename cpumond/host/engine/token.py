@@ -13,7 +13,7 @@ MAX_TOKEN_BYTES: Final = 64 << 10
 def read_token(path: str) -> str:
     """Read the token in a file. Call this for each request, because the file is replaced before the token expires.
 
-    Raises AccessError, also for a text that no request can hold: the HTTP client's own error would reveal the text."""
+    Raises AccessError, also for a text that cannot be sent: the HTTP client's own error would reveal the text."""
     try:
         with open(path, encoding="ascii") as file:
             token = file.read(MAX_TOKEN_BYTES).strip()
