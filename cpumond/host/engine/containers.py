@@ -205,7 +205,7 @@ class ContainerEngine:
                 again_at_s = -math.inf if isinstance(error, StatusError) else time.monotonic() + SILENT_S
                 self._silent[each] = f"{error}; ignored", again_at_s
             except TimeoutError:
-                # After one time-out the engine may be stuck. If the same container times out twice, that is the cause.
+                # After one time-out the engine may be stuck. If only one container times out twice, it is the cause.
                 if each == self._suspect:
                     what = f"no response about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
                     self._silent[each] = f"{self._where}: {what}; ignored", time.monotonic() + SILENT_S
