@@ -18,11 +18,11 @@ from cpumond.core.errors import CreateError, from_os_error
 from cpumond.core.settings import parse_listen
 
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""The kernel's errors for an address, or an address family, that this machine does not have."""
+"""Errors of the kernel if this machine lacks an address, or an address family."""
 
 IP_FREEBIND: Final = 15
 IPV6_FREEBIND: Final = 78
-"""Both are from <linux/in.h> and <linux/in6.h>; ``socket`` does not define them."""
+"""These two are from <linux/in.h> and <linux/in6.h>, as ``socket`` does not define them."""
 
 MAX_STATUS = 800
 """Maximum characters of a status: systemd drops a message of more than 4096 bytes."""
@@ -34,16 +34,16 @@ log = structlog.get_logger()
 def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
     """Open the TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
 
-    An address that this machine lacks is skipped if the machine has another address of the host. If it has none, they
-    may appear later (DHCP, a VPN, a failover): the sockets listen on them already, and a warning is logged. ``key``
-    names the setting ("table.key"), for messages. Raises CreateError or AccessError."""
+    An address that this machine lacks is skipped if the machine has another address of the host. If it has none of the
+    addresses, these may appear later (DHCP, a VPN, a failover): the sockets listen on them already, and a warning is
+    logged. ``key`` names the setting ("table.key"), for messages. Raises CreateError or AccessError."""
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
     doing, advice = f"listen on {listen}", f"set [{table}] {name} to a free address of this machine"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager retries after this one, and the name may be known then.
+        # Not a ConfigError: after CreateError the service manager tries again, and the name may be known then.
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
     places = [(family, address) for family, _, _, _, address in found]
@@ -89,17 +89,17 @@ def _listen_on_all(
 
 
 def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
-    # If its protocol is named, the event loop turns off Nagle's algorithm, which would delay a response sent in two
-    # pieces by 40 ms.
+    # The event loop turns off Nagle's algorithm only for a socket whose protocol is named. The algorithm would delay a
+    # response that is sent in two pieces by 40 ms.
     tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and not is_alone:
-            # The host's IPv4 address has its own socket; "[::]" alone takes both.
+            # The host's IPv4 address has its own socket. A single "[::]" accepts both versions.
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if is_early:
             is_v6 = family == socket.AF_INET6
-            # On a kernel without this option, ``bind`` refuses the address again; that error explains the reason.
+            # If the kernel lacks this option, ``bind`` refuses the address again, and its error explains why.
             with contextlib.suppress(OSError):
                 tcp.setsockopt(
                     socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
@@ -118,15 +118,15 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 
 
 class ServiceManager:
-    """The service manager (sd_notify), if ``environment`` says that it started this process; else nothing is sent.
+    """The service manager (sd_notify). Nothing is sent unless ``environment`` says that it started this process.
 
     ``watchdog_s``: seconds for which the manager waits for WATCHDOG=1; infinity if it does not watch this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
         self._unescapes = "SYSTEMD_EXEC_PID" in environment
-        """systemd has set this variable since 248. Since 246 systemd removes each backslash of a message, and drops a
-        message that ends with one."""
+        """Systemd from 248 on sets this variable. From 246 on it removes each backslash of a message, and drops a
+        message that ends with a backslash."""
         self.watchdog_s = math.inf
         if environment.get("NOTIFY_SOCKET"):
             from cysystemd import daemon
@@ -140,26 +140,26 @@ class ServiceManager:
         return self._send is not None
 
     def notify(self, *lines: str, status: str = "") -> None:
-        """Send one message. Never raises: a manager that does not listen must not stop the program.
+        """Send one message. Never raises, because a manager that does not listen must not stop the program.
 
         ``status``: the text of ``systemctl status`` from now on, of any length and number of lines."""
         if self._send is None:
             return
         if status:
-            # A path in a sentence may be invalid Unicode, and the message must still be sent.
+            # A sentence may contain a path that is invalid Unicode, but the message must be sent.
             text = " ".join(status.split())[:MAX_STATUS].encode(errors="replace").decode()
             shown = text.replace("\\", "\\\\") if self._unescapes else text
             lines = (*lines, f"STATUS={shown}")
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):
-            # The manager is unavailable; its watchdog decides what happens.
+            # The manager is unavailable; if it waits in vain, its watchdog acts.
             return
 
     def extend(self, status: str = "") -> None:
         """Extend the time-out of a long start or stop to EXTEND_S from now, whatever the manager's own time-out is.
 
-        Loops that make progress call it after each step; without ``status`` it sends at most one message per second."""
+        Loops call it after each step of progress; without ``status`` it sends at most one message per second."""
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
             self._extended_at_s = now_s
@@ -175,7 +175,7 @@ def read_watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 OTHER_DESCRIPTORS: Final = 256
-"""Descriptors reserved for anything but jobs: connections and short-lived files, needed for writing limits."""
+"""Descriptors reserved for other things than jobs: connections, and files that are opened briefly to write limits."""
 
 
 def find_room(limit: int) -> float:
@@ -189,9 +189,8 @@ LARGE_BYTES: Final = 32_768
 
 
 def give_back_large_blocks() -> None:
-    """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
-
-    By default glibc takes such blocks from its heap once one was freed; small blocks above then prevent this."""
+    """Return freed blocks of LARGE_BYTES and more to the system, for example after thousands of requests. By default
+    glibc takes such blocks from its heap once one was freed; then smaller blocks above them keep them there."""
     import ctypes  # not every program that starts needs it
 
     with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt

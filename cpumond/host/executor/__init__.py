@@ -1,15 +1,15 @@
-"""Run the jobs that a scheduler orders.
+"""Run the jobs that a scheduler orders on this node.
 
 An executor starts processes, each job in its own cgroup, and reports their ends. It decides nothing: the agent decides
-when a job is interrupted and killed. No method waits for a job: events come from ``poll``, and ``fileno`` is readable
-while there are events. Jobs outlive the agent; ``recover`` finds them again."""
+when a job is interrupted and killed. No method waits for a job: ``poll`` returns events, and the descriptor ``fileno``
+is readable while there are any. Jobs outlive the agent; ``recover`` finds them again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # The keeper, a part of this package, runs with the standard library only.
+    # Imported late: the keeper is a part of this package and has only the standard library.
     from cpumond.host.cgroup.idle import IdleClass
     from cpumond.host.cgroup.job_tree import JobCgroupTree
     from cpumond.host.executor.model import Executor
@@ -21,7 +21,7 @@ def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Execut
         from cpumond.host.executor.cgroup import CgroupExecutor
 
         return CgroupExecutor(cgroups, runtime_dir)
-    from cpumond.host.executor.systemd.executor import SystemdExecutor  # only this kind needs the bus library
+    from cpumond.host.executor.systemd.executor import SystemdExecutor  # only this kind needs the library for the bus
 
     return SystemdExecutor(cgroups, runtime_dir)
 

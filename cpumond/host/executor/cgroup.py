@@ -48,13 +48,13 @@ _POLL_S: Final = 0.05
 
 
 class _Job:
-    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
+    """One job in memory. ``silent``: the agent did not ask for the job, and gets no events about it."""
 
     def __init__(self, record: Record, silent: bool = False) -> None:
         self.record = record
         self.silent = silent
         self.start: dict[str, Any] | None = None
-        """The start order for the keeper, until the keeper confirms it."""
+        """The order to start the job, which is kept until the keeper confirms it."""
         self.started = False
         self.interruption: tuple[int, bool] | None = None
         """The signal to send as soon as the job runs, and whether to send it to the first process only."""
@@ -77,7 +77,7 @@ class CgroupExecutor(Executor):
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
-        """Jobs of earlier runs that the agent asked for."""
+        """Jobs of earlier runs of the agent for which the agent asked."""
         self._events = EventQueue()
         self._reported: list[Record] = []
         self._epoll = select.epoll()
@@ -120,7 +120,7 @@ class CgroupExecutor(Executor):
         return found
 
     def start(self, launch: Launch) -> None:
-        """Start a job. Raises ExecutorError for a job that is here already."""
+        """Start a job. Raises ExecutorError if there is a job with this id already."""
         job_id = launch.job_id
         if job_id in self._jobs:
             raise ExecutorError(f"the job {job_id} was started here already; give each job a different id")
@@ -205,7 +205,7 @@ class CgroupExecutor(Executor):
             )
 
     def _drop_old_starts(self, found: Collection[str]) -> None:
-        """Drop start events of jobs in ``found``, and of jobs that are over already."""
+        """Drop the events ``Started`` of jobs in ``found``, and of jobs that are over already."""
         for event in self._events.take():
             is_old = event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over
             if not (isinstance(event, Started) and is_old):
@@ -222,7 +222,7 @@ class CgroupExecutor(Executor):
             self._give_up_without_keeper()
 
     def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Read from the keeper, which is started if necessary, until ``condition`` holds; return False on timeout."""
+        """Read from the keeper, which is started if necessary, until ``condition`` is true; return False on timeout."""
         deadline_s = time.monotonic() + timeout_s
         self._exchange()
         while not condition():
@@ -234,7 +234,7 @@ class CgroupExecutor(Executor):
         return True
 
     def _restore_index(self) -> None:
-        """Rewrite the records if they or ``runtime_dir`` were removed, because the next run of the agent needs them."""
+        """Write the records again if somebody removed them or ``runtime_dir``: the agent's next run needs them."""
         if not self._prepared or not self._records.make_again():
             return
         for job_id, job in self._jobs.items():
@@ -242,7 +242,7 @@ class CgroupExecutor(Executor):
         self._keeper.send("listen", True)
 
     def _remove_reported(self) -> None:
-        """Remove the files of jobs whose end the previous ``poll`` returned: the agent has stored their ends by now."""
+        """Remove the files of jobs whose end the previous ``poll`` returned, because the agent has stored it by now."""
         for record in self._reported:
             self._records.remove(record.job_id)
             if record.directory:
@@ -273,7 +273,7 @@ class CgroupExecutor(Executor):
             self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
-        """Remove the remains of a finished job and report its end; if this fails, the next ``poll`` tries again."""
+        """Remove what remains of a finished job and report its end; if this fails, the next ``poll`` tries again."""
         record = job.record
         job_id = record.job_id
         if self._cgroups.list_processes(job_id):
@@ -284,13 +284,13 @@ class CgroupExecutor(Executor):
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
                 record.ended = self._make_end(record, job.result)
-            # Before the cgroup and its counters are removed: if the agent is killed now, its next run reports the same.
+            # Stored before cgroup and counters are removed: if the agent is killed now, its next run reports the same.
             self._records.store_if_possible(job_id, record)
         if self._cgroups.remove(job_id):
             self._report(job)
 
     def _report(self, job: _Job) -> None:
-        """Finish a job: the keeper and this executor forget it, and the agent gets the event."""
+        """Finish a job: the keeper and this executor forget it, and the agent gets the event of its end."""
         record = job.record
         self._keeper.send("forget", record.job_id)
         if record.directory:
@@ -305,7 +305,7 @@ class CgroupExecutor(Executor):
             self._events.wake()
 
     def _make_end(self, record: Record, result: KeptJob) -> Ended:
-        """Describe the end of a job, with the last output of a failed one."""
+        """Return the event of a job's end; for a failed job it has the last output."""
         totals = self._cgroups.read_totals(record.job_id)
         stderr = read_log(record.directory, "stderr", LAST_WORDS_BYTES if result.exit_code else 0)
         last_words, stderr_size = (b"", None) if stderr is None else stderr
@@ -315,7 +315,7 @@ class CgroupExecutor(Executor):
         )  # fmt: skip
 
     def _give_up_without_keeper(self) -> None:
-        """If there has been no keeper for a long time, report jobs that cannot start and jobs that ended unnoticed."""
+        """Without a keeper for long: report jobs that cannot be started, and jobs that ended without being noticed."""
         for job in self._jobs.values():
             if job.is_over:
                 continue
@@ -328,7 +328,7 @@ class CgroupExecutor(Executor):
                 self._conclude(job)
 
     def _reconcile(self, kept: list[KeptJob]) -> None:
-        """Reconcile this executor's jobs with those of a keeper that has listed all its jobs."""
+        """Compare this executor's jobs with all jobs that a keeper listed, and act on the differences."""
         kept = [kept_job for kept_job in kept if kept_job.slurm_job is None]
         for kept_job in kept:
             if kept_job.id not in self._jobs:
@@ -341,10 +341,10 @@ class CgroupExecutor(Executor):
                 self._hand_over(job)
 
     def _hand_over(self, job: _Job) -> None:
-        """Handle a job that the keeper does not have: the order never reached it, or the previous keeper was killed."""
+        """Handle a job that the keeper does not know: the order never arrived, or an earlier keeper was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
-        # Creating a FIFO is a keeper's first step. A job that got so far is not started again: it may have run already.
+        # Creating a FIFO is a keeper's first step. A job with a FIFO may have run already, so it is not started again.
         begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
         if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
             if job.killed:
@@ -364,7 +364,7 @@ class CgroupExecutor(Executor):
             self._conclude(job)
 
     def _conclude(self, job: _Job) -> None:
-        """Determine the end of a job that no keeper has, from the dead keeper's record, if there is one."""
+        """Determine the end of a job that no keeper knows, by the record that its keeper wrote, if there is one."""
         result = read_result(job.record.directory)
         if result is None:
             started = job.record.start_time > 0.0

@@ -29,7 +29,7 @@ _MAX_LOG_BYTES: Final = 65_536
 
 
 class KeptJob(msgspec.Struct):
-    """A job as a keeper reports it, and as its ``result.json`` stores it: ``keeper.JOB_FIELDS``."""
+    """A job as a keeper reports it, and stores it in ``result.json``. The fields are ``keeper.JOB_FIELDS``."""
 
     id: str
     state: Literal["starting", "running", "ended", "failed"]
@@ -42,7 +42,7 @@ class KeptJob(msgspec.Struct):
     problem: str = ""
     node_fault: bool = False
     slurm_job: int | None = None
-    """Set by keepers of 0.2 for jobs run by Slurm, which no executor supports any more."""
+    """Set by keepers of version 0.2 for jobs that Slurm ran; no executor supports such jobs any more."""
 
     @property
     def is_over(self) -> bool:
@@ -60,7 +60,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """Read the record that a keeper wrote of a finished job; return None if there is no record."""
+    """Read the record of a finished job that a keeper wrote; return None if there is none."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -84,7 +84,7 @@ class KeeperLink:
         self._ready: IO[bytes] | None = None
         """Output of the process in ``_starting``; it ends when the keeper listens or has ended."""
         self._problem = ""
-        """Why the last keeper could not even be started."""
+        """Why the last attempt to start a keeper failed; "" if it did not fail."""
         self._alone_since_s = math.inf
 
     @property
@@ -93,7 +93,7 @@ class KeeperLink:
         return max(time.monotonic() - self._alone_since_s, 0.0)
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
-        """Yield the list of all jobs of a newly connected keeper, then each job that changes."""
+        """Yield all jobs of a newly connected keeper, as one list, and afterwards each job that changes."""
         self._check_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
@@ -104,7 +104,7 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Send the keeper an order. Return False if there is no keeper: when one greets, the jobs are compared."""
+        """Send the keeper an order. Return False if there is none; once a keeper greets, all jobs are compared."""
         if self._connection is None or not self.is_greeted:
             return False
         # A lost connection is noticed by the next read.
@@ -129,14 +129,14 @@ class KeeperLink:
             self._starting.wait()
 
     def _connect(self) -> bool:
-        """Connect to the keeper. If there is none, start one; the ready pipe then shows when to try again."""
+        """Connect to the keeper. If there is none, start one; the pipe ``_ready`` then shows when to try again."""
         try:
             directory = os.open(self._runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return False
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # Through a descriptor, because the path of a unix socket is at most 107 bytes.
+            # Connect through a descriptor, because the path of a unix socket is at most 107 bytes.
             sock.connect(f"/proc/self/fd/{directory}/{keeper.SOCKET_NAME}")
         except OSError as error:
             sock.close()
@@ -191,7 +191,7 @@ class KeeperLink:
                 if os.fstat(errors.fileno()).st_size > _MAX_LOG_BYTES:
                     errors.truncate(0)
                 self._starting = subprocess.Popen(  # noqa: S603 - our own program
-                    # Without site: it needs only the standard library, and stays small.
+                    # Without site, because it needs only the standard library, and stays small so.
                     [sys.executable, "-I", "-S", keeper.PROGRAM, os.path.abspath(self._runtime_dir)],
                     env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                     stdin=subprocess.DEVNULL,

@@ -22,15 +22,15 @@ KILLED_BEFORE: Final = "it was killed before it was started"
 class Launch(msgspec.Struct, frozen=True):
     """All data that is needed to start one job.
 
-    - ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). No
-      program gives it rights that the user does not have.
-    - Its cgroup has a weight in proportion to ``cpu_limit`` (cores), and limits of ``memory_limit`` bytes and
-      ``max_tasks`` processes and threads (0 = no limit). ``has_ceiling``: ``cpu_limit`` is also its quota.
-      ``reclaimed``: it is in the idle class.
-    - ``directory`` exists, belongs to the agent's user, and holds the executor's files about the job; the executor
+    - ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). The job
+      cannot gain rights that the user does not have, not even by a setuid program.
+    - The job's cgroup has a weight in proportion to ``cpu_limit`` (cores), and limits of ``memory_limit`` bytes and
+      ``max_tasks`` processes and threads (0 = no limit). ``has_ceiling``: ``cpu_limit`` is also the quota.
+      ``reclaimed``: the cgroup is in the idle class.
+    - ``directory`` exists, belongs to the agent's user, and is for the executor's files about the job; the executor
       removes only its own files there.
-    - ``max_log_bytes`` bounds each of stdout and stderr on disk at any time. ``max_stderr_bytes`` bounds stderr
-      instead, unless it is 0.
+    - ``max_log_bytes`` bounds the size of stdout on disk at any time, and that of stderr. ``max_stderr_bytes``, unless
+      0, bounds stderr instead.
     - ``secrets``: more environment variables, which override others; no file, unit, log or command line shows them."""
 
     job_id: str
@@ -50,7 +50,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The job's process has run in ``cgroup`` (relative to the cpu hierarchy) since ``start_time`` (s since 1970)."""
+    """The job's process runs in ``cgroup`` (relative to the cpu hierarchy) since ``start_time`` (s since 1970)."""
 
     job_id: str
     cgroup: str
@@ -60,8 +60,8 @@ class Started(msgspec.Struct, frozen=True):
 class NotStarted(msgspec.Struct, frozen=True):
     """The job could not be started, and nothing remains of it. ``problem`` is a sentence.
 
-    ``node_fault``: any other job would also fail here (no cgroup can be created, no bus). Otherwise it is the job's own
-    fault (no such program, user or directory)."""
+    ``node_fault``: any other job would also fail here (for example because no cgroup can be created). Otherwise it is
+    the job's own fault (for example, there is no such program, user or directory)."""
 
     job_id: str
     problem: str
@@ -71,11 +71,11 @@ class NotStarted(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """The job is over: its main process has ended, the rest of its cgroup was killed, and the cgroup is removed.
 
-    ``exit_code`` is that of the main process, None if ``signal`` ended it, or if ``problem`` says why neither is known.
+    ``exit_code`` is the main process's; None if ``signal`` ended it, or if ``problem`` says why neither is known.
     ``cpu_seconds`` and ``max_memory`` (bytes) are of the whole cgroup, None if the kernel did not report them.
     ``oom_killed``: the kernel killed one of the job's processes at its memory limit. ``last_words`` is the end of a
-    failed job's stderr, at most 4 KiB, if known without waiting. ``stderr_size`` is the number of bytes written to
-    stderr, None if unknown."""
+    failed job's stderr, at most 4 KiB, if it is known without waiting. ``stderr_size`` is the number of bytes written
+    to stderr, None if unknown."""
 
     job_id: str
     finish_time: float
@@ -93,7 +93,7 @@ Event = Started | NotStarted | Ended
 
 
 class EventQueue:
-    """Events that wait for the agent's poll; ``fd`` is readable while there are some. Any thread may add events."""
+    """Events that wait for the agent's ``poll``; ``fd`` is readable while there are any. Any thread may add events."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -123,24 +123,24 @@ class EventQueue:
 
 
 class Executor(Protocol):
-    """Runs jobs. All methods but ``read_log`` are called by one thread; only ``recover`` and ``close`` may block it
+    """Runs jobs. One thread calls all methods except ``read_log``; only ``recover`` and ``close`` may block this thread
     for longer than 0.1 s."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         """Find the jobs of an earlier run of the agent again, within 10 s; call this once, before any other method.
 
-        Returns the living jobs among ``job_ids``; the rest come as ``Ended`` or ``NotStarted`` from ``poll``. Jobs of
-        this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed. Raises
-        CpumondError, with the remedy, if no job can be started here."""
+        Returns the living jobs among ``job_ids``; for the others, ``poll`` will return ``Ended`` or ``NotStarted``.
+        Jobs of this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed.
+        Raises CpumondError, with the remedy, if no job can be started here."""
 
     def start(self, launch: Launch) -> None:
         """Begin to start a job; ``poll`` soon returns ``Started`` or ``NotStarted``."""
 
     def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
-        """Send a signal once to every process of the job, or only to its first one. Unknown jobs are ignored."""
+        """Send a signal once to every process of the job, or only to its first process. Unknown jobs are ignored."""
 
     def kill(self, job_id: str) -> None:
-        """Send SIGKILL to the whole cgroup at each call, even if the job is only being started."""
+        """Send SIGKILL to the whole cgroup at each call, even while the job is still being started."""
 
     def poll(self) -> list[Event]:
         """Return events since the last call, in order; at most one ``Ended`` or ``NotStarted`` per job."""
@@ -149,9 +149,8 @@ class Executor(Protocol):
         """Return a descriptor that is readable if ``poll`` may have events. It never changes."""
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """Return the last ``tail_bytes`` bytes of a job's output, living or ended, and the total written, in bytes.
-
-        Called by any thread. Raises CpumondError if there is no log."""
+        """Return the last ``tail_bytes`` bytes of the output of a living or ended job, and how many bytes it wrote. Any
+        thread may call this. Raises CpumondError if there is no log."""
 
     def close(self) -> None:
         """Close the executor; jobs continue. Never raises."""

@@ -17,7 +17,7 @@ log = structlog.get_logger("cpumond.host.executor")
 
 
 class Record(msgspec.Struct):
-    """One job on disk, until the agent has stored its end. ``pid``: None until the keeper has reported it."""
+    """One job on disk, until the agent has stored the job's end. ``pid``: None until the keeper has reported it."""
 
     job_id: str
     directory: str
@@ -49,18 +49,18 @@ class Records:
             raise from_os_error(error, f"create {self.directory}", "fix runtime_dir or run as root") from error
 
     def make_again(self) -> bool:
-        """Recreate a removed directory; return whether that was necessary and possible."""
+        """Create the directory again if it was removed; return whether that was necessary and possible."""
         if os.path.isdir(self.directory):
             return False
         try:
             os.makedirs(self.directory, 0o700, exist_ok=True)
         except OSError:
-            return False  # each job to be started reports it
+            return False  # each start of a job will report this
         log.error("the records of jobs were removed and are rewritten", path=self.directory)
         return True
 
     def load(self) -> dict[str, Record]:
-        """Return all records by job id; other files are removed. Raises CpumondError."""
+        """Return job id -> record; remove other files. Raises CpumondError."""
         found = {}
         try:
             names = os.listdir(self.directory)
@@ -104,7 +104,7 @@ class Records:
 
 
 def drop_slurm_records(runtime_dir: str) -> None:
-    """Remove the job files of the executor of kind "slurm", which version 0.2 had."""
+    """Remove files of jobs of the executor of kind "slurm", which only version 0.2 had."""
     directory = os.path.join(runtime_dir, "slurm-jobs")
     with contextlib.suppress(OSError):
         jobs = sorted(name.removesuffix(".json") for name in os.listdir(directory))

@@ -1,1 +1,1 @@
-"""systemd over D-Bus: the limits of units as its properties."""
+"""systemd over D-Bus: limits of units as properties that systemd sets."""

@@ -1,6 +1,6 @@
 """systemd over the system bus, in its own thread: properties of units are set and queried without waiting.
 
-Imported only to set a unit's limit: the library costs time and memory."""
+Imported only when a unit's limit is set, because the library costs time and memory."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from cpumond.host.systemd.connection import (
 from cpumond.host.systemd.properties import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
 
 AWAY_PATIENCE_S = 2.0
-"""Seconds that ``flush`` waits for an unreachable bus."""
+"""Maximum seconds for which ``flush`` waits for an unreachable bus."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a call that can wait, pause this multiple of its duration: the agent takes at most a tenth of PID 1's time."""
+"""After a call without urgency, pause for its duration times this: the agent takes at most a tenth of PID 1's time."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
-"""A unit is looked up before it is set. If the response takes longer than the first of these, systemd was busy, mostly
-with a reload: look again after the second, in which systemd serves other waiting callers."""
+"""A unit is looked up before it is set. If the response takes longer than LOOK_FRESH_S, systemd was busy, mostly with a
+reload: look again after LOOK_PAUSE_S, in which systemd serves other waiting callers."""
 MANAGED = (".service", ".scope")
-"""Kinds of units that the polkit rule names: if setting another kind is denied, these may still be allowed."""
+"""Kinds of units that the polkit rule names. If another kind is denied, these may still be allowed."""
 _NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _UNIT_RULES = (*RULES, f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'")
 
 Setting = tuple[UnitProperties, UnitProperties]
-"""The new properties of a unit, and those that it may have before the call."""
+"""The new properties of a unit, and the properties that it may have before they are set."""
 
 
 class UnitBus:
     """Sets properties of units. If values for a unit come faster than systemd sets them, the newest counts.
 
-    A unit is looked up before it is set: a property with an unexpected value was set by another program. This is an
-    event (``replaced``), and the property is not set until ``poll`` has returned that event.
+    A unit is looked up before it is set: if a property has an unexpected value, another program set it. Then there is
+    an event ``replaced``, and the property is not set until ``poll`` has returned this event.
 
-    All methods are for a single thread outside of the bus thread and return at once, except ``flush`` and ``close``.
-    ``wake`` is called from the bus thread after an event was added. ``address`` "" is the system bus."""
+    All methods are called by a single thread, not the bus thread, and return at once, except ``flush`` and ``close``.
+    The bus thread calls ``wake`` after it added an event. ``address`` "" is the system bus."""
 
     def __init__(self, wake: Callable[[], None], address: str = "") -> None:
         self._wake = wake
@@ -65,7 +65,7 @@ class UnitBus:
         self._others: dict[str, Setting] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
         self._unreported: dict[str, set[str]] = {}
-        """Properties, by unit, that another program has set and that ``poll`` has not returned yet."""
+        """Unit -> properties that another program has set, in events that ``poll`` has not returned yet."""
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -82,9 +82,9 @@ class UnitBus:
         self._thread.start()
 
     def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
-        """Make systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
+        """Make systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones before others.
 
-        ``expected``: values that it may have now, possibly several per property; no other properties are checked."""
+        ``expected``: values that the unit may have now, if needed several per property; others are not checked."""
         with self._lock:
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
@@ -92,14 +92,14 @@ class UnitBus:
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Cancel what was to be set for a unit, if it was not sent to systemd yet."""
+        """Cancel properties to set for a unit that were not sent to systemd yet."""
         with self._lock:
             self._unreported.pop(unit, None)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
-        """Ask for properties of a unit: those of all kinds of units, or those of the unit's kind."""
+        """Ask for properties of a unit, which may be general ones or those of the unit's kind."""
         with self._lock:
             self._questions[unit, names] = None
         self._kick()
@@ -169,7 +169,7 @@ class UnitBus:
                 said = str(error)
                 self._emit(UnitEvent("away", text=said))
             except Exception as error:
-                # If the thread ended, the tick would wait for responses forever.
+                # The thread must go on, or the tick would wait for responses forever.
                 said = f"the connection to the system bus failed: {type(error).__name__}: {error}"
                 self._emit(UnitEvent("away", text=said))
                 await self._wait_for_news(RECONNECT_MAX_S)
@@ -177,7 +177,7 @@ class UnitBus:
                 self._bus.disconnect()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
-        """Sleep until the timeout or ``close``. ``set`` does not end it, or a lost bus would be tried all the time."""
+        """Sleep until the timeout or ``close``; not until ``set``, or a lost bus would be tried all the time."""
         end_s = time.monotonic() + timeout_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0.0:
             self._news.clear()
@@ -191,7 +191,7 @@ class UnitBus:
         elif member == "UnitRemoved":
             self._emit(UnitEvent("removed", str(body[0])))
         elif member == "NameOwnerChanged" and body[2]:
-            # systemd re-executed itself (daemon-reexec): it needs a new subscription, and has reloaded its units.
+            # systemd executed itself again (daemon-reexec): it needs a new subscription, and has reloaded its units.
             self._subscribed = False
             self._emit(UnitEvent("reloaded"))
             self._news.set()
@@ -222,7 +222,7 @@ class UnitBus:
         self._news.set()
 
     async def _do_one(self, denied: bool) -> bool:
-        """Process the next queued item; False if there is none. Raises BusAway."""
+        """Process the next item of the queue; return False if there is none. Raises BusAway."""
         with self._lock:
             self._busy = False
             urgent = bool(self._raises) and not denied
@@ -276,7 +276,7 @@ class UnitBus:
         except Refused as refused:
             kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", refused.text)
             if refused.name in DENIED and unit.endswith(MANAGED):
-                # Other units would be refused as well. A polkit rule may appear, so one unit is tried every minute.
+                # Other units would be refused, too. But a polkit rule may appear, so one unit is tried every minute.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 kind = "denied"
         self._emit(UnitEvent(kind, unit, properties, text=text))
@@ -284,9 +284,9 @@ class UnitBus:
     async def _find_replaced(
         self, unit: str, properties: UnitProperties, expected: UnitProperties
     ) -> dict[str, object]:
-        """Return properties that another program has set, by name. Raises BusAway.
+        """Return name -> value of properties that another program has set. Raises BusAway.
 
-        The bus has no compare-and-set: a value that is set between this check and the call is missed."""
+        The bus has no compare-and-set, so a value that is set between this check and the call is overwritten."""
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
         names = unreported | (dict(expected).keys() & {QUOTA, WEIGHT})
@@ -324,5 +324,5 @@ def _interface(unit: str) -> str:
 
 
 def family(name: str) -> str:
-    """Return the common prefix of property names for the same setting."""
+    """Return the common prefix of the names of all properties of one setting."""
     return "CPUQuota" if name.startswith("CPUQuota") else name

@@ -1,4 +1,4 @@
-"""One connection to systemd on the system bus, until it is lost; its user makes a new one."""
+"""One connection to systemd on the system bus; once it is lost, the caller makes a new one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RULES: Final = (
     f"sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
     f"sender='{SYSTEMD}',interface='{MANAGER}',member='Reloading'",
 )
-"""Signals that all users of the bus need: systemd came or went, or has reloaded its units."""
+"""Rules for signals that all callers need: systemd came or went, or has reloaded its units."""
 
 CONNECT_TIMEOUT_S = 4.5
 CALL_TIMEOUT_S = 25.0
-"""Seconds for one call; systemd does not respond while it reloads its units."""
+"""Maximum seconds for one call. It is long, because systemd does not respond while it reloads its units."""
 RECONNECT_FIRST_S = 0.1
 RECONNECT_MAX_S = 10.0
 LOST: Final = "the connection to the system bus is lost"
@@ -69,7 +69,7 @@ class BusConnection:
         self._bus: MessageBus | None = None
 
     async def connect(self, rules: Iterable[str]) -> None:
-        """Connect, and subscribe to the signals of ``rules``. Raises BusAway."""
+        """Connect, and subscribe to the signals that match ``rules``. Raises BusAway."""
         self._bus = None
         try:
             if self._address:
@@ -92,7 +92,7 @@ class BusConnection:
             self._on_signal(message.member or "", message.path or "", message.body)
 
     def wait_for_loss(self) -> asyncio.Future[None]:
-        """Return a future that is done, or failed, once the connection is lost for any reason."""
+        """Return a future that is done or failed once the connection is lost, for whatever reason."""
         assert self._bus is not None
         return asyncio.ensure_future(self._bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
 
@@ -116,7 +116,7 @@ class BusConnection:
             message = Message(
                 destination, path, interface, member, signature=signature, body=list(body), unix_fds=list(descriptors)
             )
-            # Not wait_for: before Python 3.12 it can lose a cancellation.
+            # Not ``wait_for``, which can lose a cancellation before Python 3.12.
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._bus.call(message)
         except (TypeError, ValueError) as error:
@@ -146,7 +146,7 @@ class BusConnection:
 
     async def subscribe(self) -> None:
         """Ask systemd for its signals. Raises BusAway."""
-        with contextlib.suppress(Refused):  # already subscribed is fine
+        with contextlib.suppress(Refused):  # it may be subscribed already
             await self.call("Subscribe")
 
     async def match(self, member: str, rule: str) -> None:

@@ -1,7 +1,7 @@
 """A limit in systemd's terms: the properties of a unit.
 
-systemd stores CPUQuota= twice: in memory to the microsecond per second, and in the drop-in that survives
-``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents: then
+systemd stores CPUQuota= twice: in memory, to the microsecond per second, and in the drop-in that survives
+``daemon-reload``, in whole percents of a core, rounded down. Limits of units are therefore set in whole percents: then
 memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STEP_US: Final = 10_000
 """``STEP_CORES`` in microseconds per second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
-"""The properties that the agent moves; the quota's period is set with the quota."""
+"""The properties that the agent moves. With the quota, its period is set, too."""
 
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
-"""At least one of these exists if systemd is PID 1; a sandboxed service may see only the second."""
+"""At least one of these paths exists if systemd is PID 1; a sandboxed service may see only the second."""
 
 UnitProperties = tuple[tuple[str, int], ...]
 """Names and values, all of D-Bus type "t"."""
@@ -39,7 +39,7 @@ def is_booted(marks: tuple[str, ...] = MARKS) -> bool:
 
 
 def object_path(unit: str) -> str:
-    """Return the bus path of a unit: characters other than letters and digits, and a leading digit, are in hex."""
+    """Return a unit's bus path, with characters other than letters and digits, and a leading digit, in hexadecimal."""
     name = "".join(
         chr(byte) if chr(byte).isalnum() and byte < 128 and (index or not chr(byte).isdigit()) else f"_{byte:02x}"
         for index, byte in enumerate(unit.encode())
@@ -56,7 +56,7 @@ def round_up(cores: float) -> float:
 
 
 def align_weight(shares: int) -> int:
-    """Return ``cpu.shares`` of v1 as systemd would write it for the nearest CPUWeight=."""
+    """Return the ``cpu.shares`` of v1 that systemd would write for the nearest CPUWeight=."""
     return shares_of(weight_of(shares))
 
 
@@ -66,21 +66,21 @@ def weight_of(shares: int) -> int:
 
 
 def shares_of(weight: int) -> int:
-    """Return ``cpu.shares`` that systemd writes for CPUWeight=."""
+    """Return the ``cpu.shares`` that systemd writes for CPUWeight=."""
     return max(weight * DEFAULT_SHARES // DEFAULT_WEIGHT, 2)
 
 
 def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
-    """Return the properties that send systemd ``settings``, for the settings that ``actuators`` move.
+    """Return the properties by which systemd sets those of ``settings`` that ``actuators`` move.
 
-    A quota is in whole percents, rounded up. If systemd rounded it down, a limit for a request of 33.5 % would be below
-    that request after the next ``daemon-reload``."""
+    A quota is rounded up to whole percents. If systemd rounded it down, the limit of a job that requests 33.5 % would
+    be below this request after the next ``daemon-reload``."""
     properties: list[tuple[str, int]] = []
     if "quota" in actuators:
         quota_us = settings.quota_us
         per_s_us = NO_LIMIT if quota_us is None else round(round_up(quota_us / settings.period_us) * 1e6)
         properties.append((QUOTA, per_s_us))
-        # The period of the least quota may be longer than the unit's own, which is unknown here.
+        # The least quota's period may be longer than the unit's own period, which is unknown here.
         if quota_us is not None and (settings.period_us != DEFAULT_PERIOD_US or quota_us <= MIN_QUOTA_US):
             properties.append(("CPUQuotaPeriodUSec", settings.period_us))
     if "weight" in actuators and settings.weight is not None:
@@ -104,7 +104,7 @@ def is_same_value(name: str, a: int, b: int) -> bool:
 class UnitEvent(msgspec.Struct, frozen=True):
     """An event from systemd.
 
-    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because another program had set
+    ``done``: a unit has ``properties`` now; ``replaced``: some were not set, because another program had set
     ``values``; ``no-unit``: the unit does not exist (any more); ``refused``: systemd refuses the properties (``text``);
     ``denied``: systemd lets this user set none; ``away``: systemd is unreachable; ``connected``; ``reloaded``: its
     units are reloaded; ``removed``: a unit was unloaded; ``answer``: ``values``, None for missing ones."""

@@ -3,15 +3,15 @@
 It starts jobs, copies their output from FIFOs into log files, waits for them, kills their leftovers, and keeps exit
 codes. ``PROGRAM RUNTIME_DIR`` runs without site, so this package and its imports may need only the standard library.
 
-Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user may). Both sides send lines of
-JSON, each an object with one key. The keeper's first line is ``hello``, with its version and all its jobs; a ``job``
+Agents connect to ``keeper.sock`` in RUNTIME_DIR; only root and the keeper's own user may connect. Both sides send lines
+of JSON, each an object with one key. The keeper's first line is ``hello``, with its version and all its jobs; a ``job``
 line follows whenever a job changes. The agent sends ``start`` for a new job, ``adopt`` for a job of a killed keeper,
 ``kill`` for a job's main process, ``forget`` for a job that is over, and ``listen`` if the socket was removed. A
-``job`` line has ``JOB_FIELDS``; when a job is over, they are first written to ``result.json`` in its directory. States:
-starting, running, ended, failed.
+``job`` line has ``JOB_FIELDS``; when a job is over, these are first written to ``result.json`` in the job's directory.
+The states are starting, running, ended and failed.
 
-The directory of a job contains, for stdout and likewise for stderr: the FIFO ``stdout.fifo``, the log ``stdout``, the
-part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first byte of ``stdout``."""
+The directory of a job contains for stdout, and likewise for stderr: the FIFO ``stdout.fifo``; the log ``stdout``; the
+part of the log before that, ``stdout.1``; ``stdout.total``, the number of bytes before the first byte of ``stdout``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECLAIMED_OOM_SCORE: Final = 1000
 """``oom_score_adj`` of jobs on reclaimed CPU: if memory is short, the kernel kills them before all others."""
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 IDLE_S: Final = 3.0
-"""Seconds after which a keeper with neither agents nor jobs ends."""
+"""Seconds without agents and jobs after which a keeper ends."""
 
 JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-# Without site, no path leads to the package. The path comes last: no file in it may hide a standard library module.
+# Without site, no path leads to the package. Append its path last, so that no file there hides a standard module.
 sys.path.append(__file__[: __file__.rindex("/cpumond/")])
 
 from cpumond.host.executor.keeper.parent import main

@@ -1,4 +1,4 @@
-"""A job's process between fork and exec: all steps that turn the process into the job."""
+"""A job's process between fork and exec: all steps by which the process becomes the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.host.executor.keeper import RECLAIMED_OOM_SCORE, STREAMS
 _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_PROBLEM: Final = 500
-"""Maximum characters of a problem; as JSON these are less than a page, which a pipe writes atomically."""
+"""Maximum characters of a problem: as JSON it is less than a page, and so it is written to a pipe atomically."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
@@ -43,9 +43,9 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 
 
 def give_up_privileges() -> None:
-    """Give up privileges that jobs would inherit: no program gives a job rights that its account does not have (sudo,
-    file capabilities), and an agent without root passes on none of its capabilities. Raises OSError."""
-    import ctypes  # the agent also imports this package and does not need it
+    """Give up privileges that jobs would inherit: a job cannot gain rights that its account does not have, not by any
+    program (sudo, file capabilities), nor by capabilities of an agent that is not root. Raises OSError."""
+    import ctypes  # only the keeper needs it, but the agent imports this, too
 
     libc = ctypes.CDLL(None, use_errno=True)
     for what, arguments in (
@@ -59,7 +59,7 @@ def give_up_privileges() -> None:
 def run_child(order: dict[str, Any], status: int, hard_descriptors: int) -> NoReturn:
     """Become the job, or report the failure through ``status``."""
     try:
-        # Close the other jobs' descriptors before the first file is opened: together they may exceed a job's limit.
+        # Close the other jobs' descriptors before opening a file: their number may exceed the limit of a job.
         os.closerange(3, status)
         os.closerange(status + 1, min(hard_descriptors, _MAX_DESCRIPTORS))
         become_job(order, hard_descriptors)
@@ -102,7 +102,7 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     pid = str(os.getpid()).encode()
-    # Enter cgroups as late as the rights allow, the one with the quota last: no job is charged for the preparation.
+    # Enter cgroups as late as rights allow, the one with the quota last, so that the job does not pay for these steps.
     for path in reversed(order["procs"]):
         with step(f"enter the cgroup of {path}", node_fault=True):
             # In a tree of plain files, create the file if it is missing; cgroup file systems refuse that.

@@ -14,7 +14,7 @@ RETRY_S: Final = 0.01
 
 
 class KeeperJob:
-    """A job and its resources. ``over``: its main process has ended; other processes of its cgroup may still run."""
+    """A job and its resources. ``over``: the main process has ended; other processes in the cgroup may still run."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
@@ -40,14 +40,14 @@ class KeeperJob:
         self.node_fault = False
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the job's fields in a line to the agents."""
+        """Return the job's fields as in a line to the agents."""
         return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
-        """Write the job's end to disk, where it outlives this process."""
+        """Write the job's end to disk, so that it outlives this process."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
-        # If the disk is full, agents still get the result as long as this process lives.
+        # If the disk is full, agents can get the result only as long as this process lives.
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:

@@ -1,4 +1,4 @@
-"""The connection between keeper and agent, the same at both ends: lines of JSON over a non-blocking socket."""
+"""The connection between keeper and agent, used at both ends: lines of JSON over a non-blocking socket."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _RECEIVE_BYTES: Final = 1 << 18
 
 
 class LineConnection:
-    """A non-blocking connection. The owner registers ``sock`` in ``epoll``. ``unsent`` holds data for which the other
-    end has no space yet."""
+    """A non-blocking connection. The owner registers ``sock`` in ``epoll``. ``unsent`` is data for which the other end
+    has no space yet."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         self.sock = sock
@@ -38,7 +38,7 @@ class LineConnection:
         return True
 
     def receive(self) -> list[bytes] | None:
-        """The lines that one read brings; None if the other end is gone. Raises BlockingIOError if nothing came."""
+        """Read once, and return the lines; None if the other end is gone. Raises BlockingIOError if nothing came."""
         try:
             data = self.sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:

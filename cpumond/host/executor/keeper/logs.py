@@ -13,7 +13,7 @@ _LOOKS: Final = 10
 
 
 class StreamLog:
-    """One stream of one job: moves bytes from its FIFO to its file, with at most ``max_bytes`` on disk."""
+    """One stream of one job: moves bytes from a FIFO to files that take at most ``max_bytes`` on disk."""
 
     def __init__(self, directory: str, name: str, max_bytes: int) -> None:
         self.path = os.path.join(directory, name)
@@ -27,7 +27,7 @@ class StreamLog:
         """Create the FIFO and the files, or open existing ones. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.fifo_path, 0o600)
-        # Opened for reading and writing: then neither end ever sees the other one close.
+        # Opened for reading and writing, so that neither end ever sees that the other end was closed.
         self.fifo = os.open(self.fifo_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._total = os.open(f"{self.path}.total", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         text = os.read(self._total, _TOTAL_BYTES).strip()
@@ -48,7 +48,7 @@ class StreamLog:
             os.pwrite(self._total, b"%020d\n" % self._before, 0)
 
     def pump(self) -> bool:
-        """Move one chunk; return False if there was none. A full disk loses the data, but the job continues."""
+        """Move one chunk; return False if there was none. If the disk is full, data is lost, but the job continues."""
         try:
             data = memoryview(os.read(self.fifo, CHUNK_BYTES))
         except OSError:
@@ -82,7 +82,7 @@ class StreamLog:
         self._open_file()
 
     def close(self, drain: bool = True) -> None:
-        """With ``drain``, read the rest of the FIFO; close the files and remove the FIFO."""
+        """Close the files and remove the FIFO; with ``drain``, read the rest of the FIFO before."""
         if self.fifo >= 0:
             for _ in range(_DRAIN_CHUNKS if drain else 0):
                 if not self.pump():

@@ -69,7 +69,7 @@ class Keeper:
             now_s = time.monotonic()
             for job in list(self._due.values()):
                 if now_s >= job.look_at_s:
-                    job.look_at_s = now_s + _WATCH_S  # unless the look sets another time
+                    job.look_at_s = now_s + _WATCH_S  # the look may set another time
                     self._run_guarded(functools.partial(self._advance, job, now_s))
             if self._clients or self._living:
                 idle_since_s = None
@@ -86,7 +86,7 @@ class Keeper:
             traceback.print_exc()
             self._failures += 1
             if self._failures > _MAX_FAILURES:
-                raise  # it would spin forever; the next keeper adopts the running jobs
+                raise  # it would loop forever; the next keeper adopts the running jobs
 
     def _timeout_s(self) -> float:
         if self._due:
@@ -103,7 +103,7 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # Process the orders of an ended agent first: the list of jobs for the next agent must include their effect.
+        # Carry out the orders of an earlier agent first: the list of jobs for this agent must include their effect.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
@@ -124,7 +124,7 @@ class Keeper:
             self._drop(client)
 
     def _serve(self, client: LineConnection) -> bool:
-        """Read from a client once; return whether there was something."""
+        """Read from a client once; return whether anything was read."""
         if client.sock.fileno() < 0:
             return False
         try:
@@ -139,23 +139,23 @@ class Keeper:
                 for verb, body in json.loads(line).items():
                     self._carry_out(verb, body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            # Not the keeper's protocol; the jobs are not affected.
+            # This is not the keeper's protocol. The jobs are not affected.
             self._drop(client)
             return False
         return True
 
     def _listen_anew(self) -> None:
-        """Listen where the next agent looks, after ``runtime_dir`` was removed and recreated."""
+        """Listen in the present ``runtime_dir``, where the next agent looks, after it was removed and recreated."""
         try:
             directory, lock = take_place(self._runtime_dir)
         except OSError:
-            return  # it does not exist, is still this keeper's, or another keeper has it
+            return  # missing, still this keeper's, or another keeper's
         try:
             listener = listen(directory)
         except OSError:
             os.close(directory)
             os.close(lock)
-            return  # a socket without a path is better than none
+            return  # keep the present socket, although it has no path
         self._unwatch(self._listener.fileno())
         self._listener.close()
         self.directory, self._listener = directory, listener
@@ -229,7 +229,7 @@ class Keeper:
         job.pid = job.order["pid"]
         job.problem = LOST
         for log in job.logs:
-            # A log that cannot be opened is not read; the end of the job is still noticed.
+            # If a log cannot be opened, it is not read, but the end of the job is still noticed.
             with contextlib.suppress(OSError):
                 log.open()
             if log.fifo >= 0:
@@ -247,15 +247,15 @@ class Keeper:
         self._report(job)
 
     def _look_at_adopted(self, job: KeeperJob) -> None:
-        """Check whether an adopted job has ended, because its main process is not a child of this one. An event may
-        belong to an earlier descriptor with the same number."""
+        """Check whether an adopted job has ended, whose main process is no child of this process. The event may have
+        been for an earlier descriptor with the same number."""
         poller = select.poll()
         poller.register(job.pidfd, select.POLLIN)
         if poller.poll(0):
             self._end(job)
 
     def _read_status(self, job: KeeperJob) -> None:
-        """Read the child's problem; if the pipe ends without one, the job's program runs."""
+        """Read the child's problem from the pipe; if the pipe ends without a problem, the job's program runs."""
         if job.status < 0:
             return
         try:
@@ -293,7 +293,7 @@ class Keeper:
             job.pidfd = -1
 
     def _end(self, job: KeeperJob) -> None:
-        """Handle the end of the main process: store its result at once, then handle the rest of its cgroup."""
+        """Handle the end of a main process: store its result at once; the rest of its cgroup is handled later."""
         self._close_pidfd(job)
         job.over = True
         job.finish_time = time.time()
@@ -327,7 +327,7 @@ class Keeper:
 
 
 def _is_member(pid: int, cgroups: list[str]) -> bool:
-    """Return whether a process is in one of ``cgroups`` by ``/proc``; only names count: mounts may differ."""
+    """Return whether ``/proc`` shows a process in one of ``cgroups``, by their last names, as mounts may differ."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
@@ -337,8 +337,8 @@ def _is_member(pid: int, cgroups: list[str]) -> bool:
 
 
 def take_place(runtime_dir: str) -> tuple[int, int]:
-    """Become the keeper of a directory; return its descriptor and that of its lock. Raises BlockingIOError if there is
-    a keeper already, or OSError."""
+    """Become the keeper of a directory; return descriptors of the directory and of its lock. Raises BlockingIOError if
+    there is a keeper already, or another OSError."""
     directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = -1
     try:
@@ -353,7 +353,7 @@ def take_place(runtime_dir: str) -> tuple[int, int]:
 
 
 def listen(directory: int) -> socket.socket:
-    """Open the keeper's socket through a descriptor, because the path of a unix socket is at most 107 bytes."""
+    """Open the keeper's socket, by a path through a descriptor, as a unix socket's path has at most 107 bytes."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET_NAME, dir_fd=directory)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -380,7 +380,7 @@ def main(runtime_dir: str) -> int:
         os._exit(0)
     give_up_privileges()
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:  # descriptors that the agent did not mean to pass on
+        if int(name) > 2:  # descriptors passed on by mistake
             with contextlib.suppress(OSError):
                 os.close(int(name))
     try:
@@ -390,14 +390,14 @@ def main(runtime_dir: str) -> int:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # If SIGCHLD were inherited as ignored, exit codes would be lost.
+    # If SIGCHLD were ignored, as it may be in the process that started this one, exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     keeper = Keeper(os.path.abspath(runtime_dir), directory, hard)
-    # The agent that started this process waits for the end of its standard output.
+    # The agent waits for the end of this process's standard output, which now says that the keeper listens.
     os.dup2(0, 1)
     keeper.run()
     with contextlib.suppress(OSError):

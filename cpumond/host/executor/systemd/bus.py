@@ -1,4 +1,4 @@
-"""systemd for the executor: one connection, restored when it is lost, and calls that return the response."""
+"""systemd for the executor: one connection, which is restored when it is lost, and calls that return the response."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 
 class SystemdBus:
-    """A connection for one event loop. ``connected`` is set while there is a bus. ``on_signal`` is called with member,
-    path and body of each signal."""
+    """A connection for one event loop. ``connected`` is set while there is a connection. ``on_signal`` is called with
+    the member, path and body of each signal."""
 
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
@@ -122,7 +122,7 @@ class SystemdBus:
         )
 
     async def follow(self, path: str) -> None:
-        """Receive the signals of an object's properties, also on later connections. Raises BusAway or Refused."""
+        """Receive the signals about an object's properties, also on later connections. Raises BusAway or Refused."""
         self._rules[_rule(path)] = None
         await self.connection.match("AddMatch", _rule(path))
 

@@ -1,4 +1,4 @@
-"""The executor itself: each job's life is one task; all tasks share one thread."""
+"""The executor itself. Each job is followed by one task; all tasks run in one thread."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ log = structlog.get_logger()
 
 RECOVER_S = 9.0
 LIST_PERIOD_S = 5.0
-"""Seconds between lists of all units, in case a bus signal was lost."""
+"""Seconds after which all units are listed again, in case a bus signal was lost."""
 FIRST_READ_S = 0.01
 BUS_WAIT_S = 10.0
-"""Seconds that the start of a job waits for a lost bus; after that the job counts as not started."""
+"""Seconds for which the start of a job waits for a lost bus; then the job counts as not started."""
 LAST_WORDS_S: Final = 2.0
 _OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
 
@@ -82,7 +82,7 @@ class _Job:
 class SystemdExecutor(Executor):
     """Talks to the bus in its own thread, where each job is a task.
 
-    ``cgroups`` is only for counters: systemd creates them. ``runtime_dir`` holds secrets of jobs being started."""
+    ``cgroups`` only reads counters: systemd creates the cgroups. ``runtime_dir`` holds secrets of starting jobs."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -99,7 +99,7 @@ class SystemdExecutor(Executor):
         """Units of jobs that the agent does not know; each is logged once."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """Find the jobs of an earlier run. Raises ExecutorError: no bus, or no right to start units."""
+        """Find the jobs of an earlier run. Raises ExecutorError without a bus, or the right to start units."""
         self._start_thread()
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._recover(list(dict.fromkeys(job_ids))), self._loop)
@@ -115,7 +115,7 @@ class SystemdExecutor(Executor):
             raise
 
     def start(self, launch: Launch) -> None:
-        """Start a job; a job that exists already is left as it is."""
+        """Start a job; if a job with this id exists already, leave it as it is."""
         try:
             unit_name(launch.job_id)
             problem = check_launch(launch) or find_problem(launch.secrets)
@@ -131,7 +131,7 @@ class SystemdExecutor(Executor):
         self._post(self._on_interrupt, job_id, number, "main" if first_only else "all")
 
     def kill(self, job_id: str) -> None:
-        """Kill a job; if it was not started yet, it then comes as ``NotStarted``."""
+        """Kill a job. If it was not started yet, ``poll`` will return ``NotStarted`` for it."""
         self._post(self._on_kill, job_id)
 
     def poll(self) -> list[Event]:
@@ -149,13 +149,13 @@ class SystemdExecutor(Executor):
         return read_log(job_id, stream, tail_bytes)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> bool:
-        """Call a function in the executor's thread; False if there is no such thread."""
+        """Let the executor's thread call a function; return False if there is no such thread."""
         loop = self._loop
         if loop is None:
             return False
         try:
             loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # it was closed
+        except RuntimeError:  # the loop was closed
             return False
         return True
 
@@ -229,7 +229,7 @@ class SystemdExecutor(Executor):
         try:
             body = await self._bus.call_until_answered("GetAll", "s", "", path=job.path, interface=PROPERTIES)
         except Refused:
-            # No such object.
+            # There is no such object.
             return read_state({}, job.seen)
         return read_state({name: variant.value for name, variant in body[0].items()}, job.seen)
 
@@ -254,7 +254,7 @@ class SystemdExecutor(Executor):
         return {row[0]: (row[3], row[4]) for row in body[0] if (row[2], row[3]) != ("not-found", "inactive")}
 
     async def _watch(self) -> None:
-        """List all units now and then, because signals can get lost."""
+        """List all units every LIST_PERIOD_S, because signals can get lost."""
         while True:
             await asyncio.sleep(LIST_PERIOD_S)
             known = {job.unit for job in self._jobs.values()}
@@ -265,7 +265,7 @@ class SystemdExecutor(Executor):
             for job in self._jobs.values():
                 if not (job.running and units.get(job.unit) == ("active", "running")):
                     job.changed.set()
-            # A job that ended and was forgotten while the list was made is not an orphan.
+            # ``known`` is from before the list: a job that was forgotten while the list was made is not an orphan.
             self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
 
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
@@ -291,7 +291,7 @@ class SystemdExecutor(Executor):
         return {one.job_id: one for one in started if one is not None}
 
     async def _check_rights(self) -> None:
-        """Ask for an invalid unit: systemd refuses it with a different error if the right to start units is missing."""
+        """Ask for an invalid unit: by its error, systemd shows whether the right to start units is missing."""
         try:
             await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
         except Refused as refused:
@@ -305,7 +305,7 @@ class SystemdExecutor(Executor):
         return job
 
     async def _adopt(self, job: _Job) -> Started | None:
-        """Adopt a job of an earlier run. Return its ``Started`` if it lives; otherwise its task reports its end."""
+        """Adopt a job of an earlier run. Return ``Started`` if the job lives; if not, its task will report its end."""
         job.asked = True
         with contextlib.suppress(BusAway, Refused):
             await self._bus.follow(job.path)
@@ -321,7 +321,7 @@ class SystemdExecutor(Executor):
         return Started(job.job_id, state.cgroup, state.started) if job.running else None
 
     def _reap_orphan_units(self, units: dict[str, tuple[str, str]]) -> None:
-        """Handle jobs that the agent does not know: log them once, and remove them when they have ended."""
+        """Log each job that the agent does not know once, and remove those that have ended."""
         self._orphans &= units.keys()
         for unit in units.keys() - {job.unit for job in self._jobs.values()}:
             job_id = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
@@ -357,7 +357,7 @@ class SystemdExecutor(Executor):
             self._events.add(refused)
 
     async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
-        """Ask systemd to start the unit; return None if systemd accepted."""
+        """Ask systemd to start the unit; return None if systemd accepts."""
         user = launch.user
         if not user and os.geteuid() != 0:
             user = pwd.getpwuid(os.geteuid()).pw_name
@@ -408,13 +408,13 @@ class SystemdExecutor(Executor):
     async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
         """Start the unit. Raises BusAway, Refused, and OSError if there is no journal."""
         with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
-            # A descriptor is given by its index in the list of those sent with the message.
+            # A descriptor is named by its index in the list of descriptors that are sent with the message.
             streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
             await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
-        """Follow a unit from the moment when systemd promises to start it until its end. ``announced``: the agent knows
-        that the job runs or ran."""
+        """Follow a unit from the moment when systemd accepted its start until its end. ``announced``: the agent already
+        knows that the job runs or ran."""
         state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
         self._secrets.remove(job.job_id)
         damaged = await self._is_damaged(job, state)
@@ -432,7 +432,7 @@ class SystemdExecutor(Executor):
             self._events.add(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        # If the unit no longer has a cgroup, use its former place.
+        # If the unit's cgroup is gone already, use the path that it had.
         cgroup = state.cgroup or f"{self._bus.root_cgroup}/{state.slice_cgroup}/{job.unit}".lstrip("/")
         if not announced:
             self._events.add(Started(job.job_id, cgroup, state.started))
@@ -443,7 +443,7 @@ class SystemdExecutor(Executor):
         state = await self._wait_for_state(job, lambda s: s.is_over)
         job.running = False
         await self._kill_rest(job)
-        # The counters are complete only now; once the unit is stopped, they are gone.
+        # The counters are complete only now, and they will be gone once the unit is stopped.
         peak, oom_kills = self._cgroups.read_memory_peak(cgroup)
         totals = await self._read_state(job)
         await self._remove_unit(job)
@@ -455,9 +455,9 @@ class SystemdExecutor(Executor):
         self._events.add(ended)
 
     async def _read_last_words(self, job_id: str) -> tuple[bytes, int | None]:
-        """Return the end of a failed job's stderr and the size of its stderr; nothing if the journal is slow.
+        """Return the end and the size of a failed job's stderr; (b"", None) if the journal is slow.
 
-        The journal is read only for failed jobs, because that costs two more processes per job."""
+        Only for failed jobs, because reading the journal costs two more processes per job."""
 
         def read() -> tuple[bytes, int | None]:
             try:
@@ -471,16 +471,16 @@ class SystemdExecutor(Executor):
             return b"", None
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
-        """Return whether the program ended with a status that systemd also uses; systemd logs each of its own."""
+        """Return whether the program has run; if its exit status may be systemd's own, the journal tells."""
         if state.has_run is not None:
             return state.has_run
         return not await asyncio.to_thread(has_spawn_failure, job.unit)
 
     async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
-        """Return whether systemd ran a command different from the one that it was given.
+        """Return whether systemd ran a different command than it was given.
 
-        At a reload, systemd reads its units from its own files. systemd 252 writes ``$`` and ``;`` there in a way that
-        it reads back with a backslash. This does not change running commands, only a command that is about to run. If
+        At a reload, systemd reads its units back from files that it wrote. systemd 252 writes ``$`` and ``;`` so that
+        it reads them back with a backslash. This does not affect a running command, only one that is about to run. If
         it is unknown whether the command or the reload came first, return True."""
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
@@ -488,11 +488,11 @@ class SystemdExecutor(Executor):
             loaded_us = int(await self._bus.connection.get(MANAGER, "UnitsLoadTimestamp"))
         except (BusAway, Refused):
             return True
-        # The time is that of the last reload. The bus keeps the order: all reloads before the response are counted.
+        # The time is the last reload's. The bus keeps the order, so all reloads before the response are counted.
         return job.reloads != 1 or state.started >= loaded_us / 1e6
 
     async def _kill_rest(self, job: _Job) -> None:
-        """Send SIGKILL to all processes of a unit until there are none."""
+        """Send SIGKILL to all processes of a unit until none is left."""
         pause_s = 0.005
         with contextlib.suppress(Refused):
             while (await self._bus.call_until_answered("GetUnitProcesses", "s", job.unit))[0]:
@@ -503,7 +503,7 @@ class SystemdExecutor(Executor):
     async def _remove_unit(self, job: _Job) -> None:
         """Remove the unit completely, with its cgroup and its result."""
         await self._call_until_answered("StopUnit", "ss", job.unit, "replace")
-        # The last change of a unit may come without a signal if the unit is removed with it.
+        # If a unit is removed at its last change, there may be no signal of this change.
         state = await self._wait_for_state(
             job, lambda s: s.active in ("inactive", "failed") and not s.queued, soon=True
         )
@@ -511,7 +511,7 @@ class SystemdExecutor(Executor):
             await self._call_until_answered("ResetFailedUnit", "s", job.unit)
 
     async def _call_until_answered(self, member: str, signature: str, *body: Any) -> None:
-        """Call a method of systemd until there is a response; "no such unit" or "no such process" is also accepted."""
+        """Call a method of systemd until there is a response, even a refusal such as "no such unit"."""
         try:
             await self._bus.call_until_answered(member, signature, *body)
         except Refused as refused:

@@ -1,8 +1,8 @@
 """The slice of jobs on reclaimed CPU, which is kept in the idle class.
 
 On v2, systemd from 252 on writes ``cpu.idle`` itself because of ``CPUWeight=idle``. On v1, and before 252, only this
-module writes it. There systemd writes only a weight, also at ``daemon-reload``; the kernel refuses a weight for an idle
-cgroup. The class persists, and systemd's log says "Failed to set 'cpu.shares' attribute"."""
+module writes it. There systemd writes a weight, also at ``daemon-reload``, which the kernel refuses for an idle cgroup.
+So the class persists, but systemd logs "Failed to set 'cpu.shares' attribute"."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cpumond.host.executor.systemd.bus import SystemdBus
 from cpumond.host.systemd.connection import Refused
 
 IDLE_VERSION: Final = 252
-"""The first version of systemd that has ``CPUWeight=idle``; on the bus this is 0."""
+"""The first version of systemd that has ``CPUWeight=idle``, which is the number 0 on the bus."""
 MAKE_S: Final = 5.0
-"""Seconds that systemd has to create the slice's cgroup."""
+"""Seconds within which systemd must create the slice's cgroup."""
 LOOK_S: Final = 0.01
 SEE: Final = f"see {INSTALLED_DROP_INS}/executor.conf (in a checkout: systemd/executor.conf)"
 ADVICE: Final = f"run the agent as root, with the hierarchy of cpu writable: {SEE}"
@@ -34,14 +34,14 @@ class IdleSlice:
         self._lock = asyncio.Lock()
 
     async def hold(self) -> None:
-        """Ensure that the slice is in the idle class; if it is already, this costs a look at a file. Raises BusAway,
+        """Ensure that the slice is in the idle class; if it is already, this only reads a file. Raises BusAway,
         CreateError or AccessError; then no job on reclaimed CPU may be started."""
         parent = IdleParent(self._hierarchies, f"{self._bus.root_cgroup}/{IDLE_SLICE}".lstrip("/"))
-        # Callers take turns: all but the first find the work done.
+        # Callers take turns, so that all but the first find the work done.
         async with self._lock:
             if parent.is_set():
                 return
-            # On v1 this is the lowest weight; on v2 without cpu.idle, systemd would write nothing.
+            # On v1, "idle" sets the lowest weight; on v2 without cpu.idle, it would make systemd write nothing.
             says_idle = self._bus.version >= IDLE_VERSION and (
                 self._hierarchies.cpu_version == 1 or parent.has_idle_file()
             )

@@ -16,36 +16,36 @@ from cpumond.host.executor.model import ExecutorError
 from cpumond.host.executor.systemd.unit import unit_name
 
 PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
-"""PRIORITY in the journal of each of a job's two streams (info, notice); it tells them apart."""
+"""PRIORITY of each of a job's two streams in the journal (info, notice), by which they are told apart."""
 JOURNAL_SOCKET = "/run/systemd/journal/stdout"
 JOURNAL_TIMEOUT_S = 10.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
-"""Seconds to wait for the sync: journald does not finish it while a job floods the journal."""
+"""Maximum seconds to wait for a sync, which journald does not finish while a job floods the journal."""
 COUNT_S = 1.0
-"""Seconds to continue reading a log only to count its bytes."""
+"""Maximum seconds for which a log is read on only to count its bytes."""
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
 """The journal's MESSAGE_ID for systemd's failure to execute a unit's program (systemd.journal-fields(7))."""
 
 _COMMAND: Final = ("journalctl", "--quiet", "--no-pager")
 _LINE_ENDS: Final = {b"line-max": b"", b"eof": b"", b"pid-change": b"", b"nul": b"\0"}
-"""Maps the field ``_LINE_BREAK`` in the journal to the end of the line; without that field it is a line feed."""
+"""Field ``_LINE_BREAK`` of an entry -> how the line ended; without this field, it ended with a line feed."""
 
 
 def open_journal(unit: str, stream: LogStream) -> socket.socket:
     """Open a journal stream for stdout or stderr of a job, as systemd itself does, but with its own priority.
 
-    journald files each line under the unit of the process that wrote the line or, if that process has ended, under
-    ``unit``. Only root may choose ``unit``. Raises OSError."""
+    journald assigns each line to the unit of the process that wrote it or, if that process has ended, to ``unit``. Only
+    root may choose ``unit``. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Then a full queue is also reported at once.
+        # Without blocking, a full queue is also reported at once.
         connection.setblocking(False)
         connection.connect(JOURNAL_SOCKET)
         # Identifier, unit, priority; whether lines may begin with "<N>"; whether to use syslog, kernel log and console.
         header = [unit.removesuffix(".service"), unit, str(PRIORITIES[stream]), "0", "0", "0", "0"]
         connection.sendall("".join(f"{line}\n" for line in header).encode())
         connection.shutdown(socket.SHUT_RD)
-        # The job gets the connection as its standard output; writing must block when the queue is full.
+        # The connection becomes a job's standard output, to which writing must block while the queue is full.
         connection.setblocking(True)
     except BaseException:
         connection.close()
@@ -56,15 +56,15 @@ def open_journal(unit: str, stream: LogStream) -> socket.socket:
 def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
     """Return the last ``tail_bytes`` bytes of a job's output, and the total; see ``Executor.read_log``.
 
-    The total is that of the journal; for a log too long to count in 1 s, it is that of the log's last part. The journal
-    keeps neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
+    The total is counted in the journal; for a log too long to count in 1 s, it covers only the log's last part. The
+    journal keeps neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
     (journald.conf(5), RateLimitBurst=)."""
     unit = unit_name(job_id)
     _sync()
     try:
         matches = [f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=stdout", f"PRIORITY={PRIORITIES[stream]}"]
         content, total = _read_tail(matches, tail_bytes)
-        # Jobs without output have a log, too: systemd's own messages about the unit show that it was here.
+        # A job without output has an empty log: systemd's own messages about its unit show that the job was here.
         if not total and not _has_entry(f"UNIT={unit}"):
             raise ExecutorError(f"the journal has no entries about job {job_id}: it never ran here, or is too old")
     except OSError as error:
@@ -87,7 +87,7 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """Ask journald to store what is in its sockets; if it does not respond, the log may lack that."""
+    """Ask journald to store what is still in its sockets; if it does not respond, the log may lack these lines."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 
@@ -104,9 +104,9 @@ def _run(*arguments: str, timeout_s: float) -> bytes:
 
 
 def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
-    """Return the last bytes of the output in the matching entries, read from the end, and its total number of bytes.
+    """Return the last bytes of the output in the matching entries, and the total; entries are read from the end.
 
-    The export format is used: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
+    The export format is used, because JSON costs 1.5 times the CPU on both sides, and for binary data three times.
     Raises OSError, subprocess.TimeoutExpired."""
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]
     command = [*_COMMAND, *options, *matches]
@@ -143,7 +143,7 @@ def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
 
 
 def read_export(stream: IO[bytes]) -> Iterator[dict[bytes, bytes]]:
-    """Yield the entries of journalctl's export format: lines ``NAME=text``, or NAME, 8 bytes of length, bytes."""
+    """Yield the entries in journalctl's export format: lines ``NAME=text``, or NAME, 8 bytes of length, the text."""
     entry: dict[bytes, bytes] = {}
     while line := stream.readline():
         name, is_text, value = line.rstrip(b"\n").partition(b"=")

@@ -1,5 +1,5 @@
 """Pass secret variables of jobs to systemd in files, because every user can read a unit's ``Environment``. systemd
-reads them as root when it starts the job; each file is removed once the job has started."""
+reads a file as root when it starts the job; the file is removed once the job has started."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CONTROL: Final = {chr(code) for code in (*range(32), 127)} - {"\t", "\n"}
 
 
 def find_problem(secrets: Mapping[str, str]) -> str:
-    """Return why systemd would ignore a variable and write it to its log, in a sentence that does not show the
-    variable; "" if systemd accepts all of them."""
+    """Return why systemd would ignore a variable, and write it to its log, as a sentence without the variable; "" if
+    systemd accepts all variables."""
     if any(_CONTROL.intersection(value) for value in secrets.values()):
         return "a secret contains a control character, which systemd passes to no process; encode it in base64"
     return ""

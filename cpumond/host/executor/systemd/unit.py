@@ -23,21 +23,21 @@ UNIT_PREFIX = "cpumond-job-"
 JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 QUOTA_PERIOD_US = 100_000
 MAX_ARGUMENTS_BYTES = 2_097_152
-"""Maximum bytes of argv and environment together; the kernel's own limit is about the same."""
+"""Maximum bytes of argv and environment together; the kernel's own limit is about as high."""
 STOP_TIMEOUT_US = 5_000_000
-"""Microseconds between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
+"""Microseconds between SIGTERM and SIGKILL when the host shuts down. If the agent kills a job, it does not wait."""
 START_TIMEOUT_US = 30_000_000
 SEARCH_PATH_VERSION = 250
-"""The first systemd that looks a program up in directories of the unit (ExecSearchPath=)."""
+"""The first systemd that can look up a program in directories that the unit names (ExecSearchPath=)."""
 
 SYSTEMD_EXITS = range(200, 244)
 ALL_RIGHT: Final = (
     [code for code in range(1, 256) if code not in SYSTEMD_EXITS],
     [number for number in range(1, 65) if number not in (signal.SIGSTOP, signal.SIGCONT)],
 )
-"""Exit codes and signals after which the unit stays "active (exited)", with its cgroup, until its result is taken.
+"""Exit codes and signals after which the unit stays "active (exited)", with its cgroup, until its result is read.
 
-All are included except those by which systemd reports that it could not run the program. No exit code is a failure."""
+These are all but those by which systemd reports that it could not run the program: no exit code is a failure."""
 
 EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
 _EXIT_WORDS: Final = {
@@ -52,7 +52,7 @@ _EXIT_WORDS: Final = {
     229: "its SELinux context cannot be set", 231: "its AppArmor profile cannot be set",
     237: "its keyring cannot be set up", 243: "its credentials cannot be set up",
 }  # fmt: skip
-"""systemd's own exit codes (systemd.exec(5)) that are the node's fault, in words."""
+"""Those of systemd's own exit codes (systemd.exec(5)) that are the node's fault, each with its meaning in words."""
 
 _CLD_EXITED = 1
 _UNKNOWN_COUNTER = 2**64 - 1
@@ -60,7 +60,7 @@ GONE: Final = "its unit is gone, so its end is unknown"
 
 
 def unit_name(job_id: str) -> str:
-    """Return the unit of a job. Raises ExecutorError for an id that cannot be a part of a unit's name."""
+    """Return the name of a job's unit. Raises ExecutorError for an id that cannot be a part of a unit's name."""
     if JOB_ID.fullmatch(job_id) is None:
         raise ExecutorError(
             f"job id {job_id!r} cannot name a unit; use 1 to 200 letters, digits, '-', '_' and '.' of ASCII"
@@ -69,7 +69,7 @@ def unit_name(job_id: str) -> str:
 
 
 def unit_path(unit: str) -> str:
-    """The bus object of a unit; a character that is no letter or digit becomes ``_`` and two hexadecimal digits."""
+    """Return the bus path of a unit; characters other than letters and digits become ``_`` and two hex digits."""
     escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
     return f"/org/freedesktop/systemd1/unit/{escaped}"
 
@@ -96,9 +96,8 @@ def check_launch(launch: Launch) -> str:
 
 
 def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
-    """Return the program for systemd to look up, and the directories to search, if needed.
-
-    systemd sees the file system as the job does; a sandboxed agent may see it differently. Raises ExecutorError."""
+    """Return the program as systemd should look it up, and the directories to search, if needed. systemd searches,
+    because it sees the file system as the job does; a sandboxed agent may see it differently. Raises ExecutorError."""
     name = launch.argv[0]
     path = launch.environment.get("PATH")
     if "/" in name:
@@ -120,7 +119,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     argv = [word.replace("$", "$$") for word in launch.argv]
     properties: list[tuple[str, str, Any]] = [
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
-        # When the host shuts down, stop jobs after the agent: then they are lost with the host, not failed by a signal.
+        # If the host shuts down, stop jobs after the agent: so they count as lost with it, not as failed by a signal.
         ("Before", "as", ["cpumond.service"]),
         ("Slice", "s", IDLE_SLICE if launch.reclaimed else JOBS_SLICE),
         ("Type", "s", "exec"),
@@ -131,8 +130,8 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("SuccessExitStatus", "(aiai)", [list(ALL_RIGHT[0]), list(ALL_RIGHT[1])]),
         ("Restart", "s", "no"),
         ("CPUAccounting", "b", True),
-        # Also on v1, where the weight becomes cpu.shares, in steps of a hundredth of a core: the agent moves it later
-        # and compares it with the file. On v1 a unit without a CPU setting has no limit file.
+        # Also on v1, where the weight becomes cpu.shares, in steps of a hundredth of a core: the agent later moves the
+        # weight and compares it with the file. On v1 a unit without any CPU setting has no limit files.
         ("CPUWeight", "t", compute_start_weight(launch.cpu_limit, 2)),
         ("MemoryAccounting", "b", True),
         ("TasksAccounting", "b", True),
@@ -151,7 +150,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
     if launch.has_ceiling:
-        # systemd raises it to at least 1 ms per period; 0 would mean no limit at all.
+        # systemd raises the quota to at least 1 ms per period; 0 would mean no limit at all.
         properties.append(("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))))
         properties.append(("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US))
     if launch.reclaimed:
@@ -187,7 +186,7 @@ class UnitState(msgspec.Struct, frozen=True):
     def has_run(self) -> bool | None:
         """Whether the program was executed, however it ended; None if this state does not show it.
 
-        A program that ends at once can do so before systemd has noticed its start."""
+        A program that ends at once may have ended before systemd has noticed its start."""
         if self.active_since > 0.0:
             return True
         if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
@@ -209,11 +208,11 @@ class UnitState(msgspec.Struct, frozen=True):
 
 
 def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
-    """Return the state from all properties of a unit, and from ``seen``: properties in signals while it existed."""
+    """Return the state by a unit's properties, and by ``seen``: those that signals showed while the unit existed."""
     loaded = properties.get("LoadState", "not-found") != "not-found"
     active = properties.get("ActiveState", "inactive")
     if not loaded and active == "inactive":
-        # For a unit that is gone the bus returns the default of each property.
+        # For a unit that is gone, the bus returns only the default of each property.
         properties = {**properties, **seen, "ActiveState": "inactive"}
 
     def number(name: str) -> int:
@@ -266,7 +265,7 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
 
 
 def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | None, oom_kills: int) -> Ended:
-    """Describe the end of a job: ``state`` has its result, ``totals`` was read after its last process ended."""
+    """Return the event of a job's end: ``state`` has its result, ``totals`` was read after its last process ended."""
     exit_code = ended_by = None
     problem = ""
     if state.main_code == _CLD_EXITED:
