@@ -38,7 +38,7 @@ DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
 """Seconds for which Prometheus repeats the last value of a series (its default)."""
 MAX_CHECKS: Final = 30_000_000
-"""Maximum checks of all rules over all workloads (some minutes of computing); checks are less frequent instead."""
+"""Maximum checks of all rules over all workloads (some minutes of computing): to stay below, checks get rarer."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500

@@ -35,8 +35,8 @@ RESCAN_S: Final = 5.0
 """Seconds between two searches for new workloads and changed requests."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
-"""Seconds between two readings of the counters between checks. They show shorter bursts; with more than MAX_GLANCED
-workloads, only checks read."""
+"""Seconds between two readings of the counters between checks. These readings show shorter bursts; with more than
+MAX_GLANCED workloads they are not made."""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Maximum number of rows for ended workloads; all others share two rows: one of those with a limit, one without."""
@@ -202,8 +202,8 @@ class HostWatch:
     def _find_order(self, cgroup: Counted) -> Order:
         """Determine the request of a workload. Raises CpumondError.
 
-        The request is the workload's quota, or the quota of a cgroup above it without other workloads, or else a cpuset
-        smaller than those above it. CPU that several workloads share cannot be reclaimed from each of them."""
+        The request is the workload's quota, or the quota of a cgroup above it that holds no other workload, or else a
+        cpuset smaller than those above it. CPU that several workloads share cannot be reclaimed from each of them."""
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
         if not isinstance(cgroup, AccountedCgroup):

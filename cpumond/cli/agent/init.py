@@ -1,4 +1,4 @@
-"""``cpumond init``: find the engines that run jobs on this host, and write the files that let cpumond follow those."""
+"""``cpumond init``: find the engines that run jobs on this host, and write files that let cpumond follow their jobs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ DROP_IN_FILE: Final = "engines.conf"
 _USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
 PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
 WIDTH: Final = 78
-"""Width of comments: a terminal also has space for the two blanks that `init` shows before each of them."""
+"""Width of comments, which leaves space on a terminal for the two blanks that `init` shows before each of them."""
 
 OPTIONS: Final[Mapping[str, str | float]] = {"actuator": "guarantee", "limit_rule": "peak", "min_cpu_limit": 0.1}
 """Options of ``job-cpu-monitor`` in a new source, in the order of the file."""
@@ -195,7 +195,7 @@ def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
 
 
 def read_own_user_sockets(path: str) -> list[str]:
-    """The users' sockets that an earlier generated drop-in opens; a user who is not logged in has no socket now."""
+    """The users' sockets that an earlier generated drop-in opens: users who are not logged in have none at present."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()

@@ -151,7 +151,7 @@ def simulate_command(
       work late    fraction of the work that was not done in the period in which it was wanted
       delay        mean time for which a core-second of work waited because of the limit; with
                    --program, the total delay of the job
-      p99 stretch  length that 99 of 100 unbroken series of such periods do not exceed
+      p99 stretch  99 of 100 unbroken series of held back periods are no longer than this
       writes/h     changes of the limit
       kept         work of jobs of 1/16 of the request each that a scheduler starts on reclaimed
                    CPU, in the idle class, as a fraction of sum(request - demand)

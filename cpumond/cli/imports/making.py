@@ -30,7 +30,7 @@ OF_ALL: Final = {
     "max_running_operation_count_per_pool": 2000,
     "per_pool_counts_for_leaves_only": True,
 }
-"""Options of each tree unless set: guarantees apply in full, and a pool without a count has no limit."""
+"""Options that a tree gets unless it sets them: guarantees apply in full, and a pool without a count has no limit."""
 
 RESOURCES: Final = {
     "cpu": "cpu", "vcore": "cpu", "vcores": "cpu", "memory": "memory", "mem": "memory", "memory-mb": "memory",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
-"""Thousandths of a core. Figures change in steps: the API server sends each new one to all watchers of nodes."""
+"""Figures change in steps of this many thousandths of a core: each new one is sent to all watchers of nodes."""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20
@@ -107,8 +107,8 @@ def _read_figure(metrics: bytes, name: bytes) -> int:
 
 
 def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, int]:
-    """Return the next figure of a node, and for how many rounds less than the figure has been offered. ``before``: the
-    figure that the API server has; ``rounds``: the number of such rounds so far."""
+    """Return the next figure of a node, and for how many rounds the offer has been less than the figure. ``before``:
+    the figure that the API server has; ``rounds``: the number of such rounds so far."""
     try:
         written = int(parse_cores(before or "0"))
     except ValueError:

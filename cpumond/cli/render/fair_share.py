@@ -119,7 +119,7 @@ def _add_pool(page: Page, rows: Sequence[SimulationRow], number: int, unit: str)
 
 
 def _list_levels(row: SimulationRow) -> list[dict[str, Any]]:
-    """The guaranteed levels: strong alone, with the flow, and with the burst while the volume lasts."""
+    """The guaranteed levels: the strong guarantee alone, with the flow, and with the burst while the volume lasts."""
     strong = row.strong_guarantee
     plus = "strong + " if strong > 0 else ""
     levels = [(f"{plus}flow", strong + row.resource_flow, "--c6")]

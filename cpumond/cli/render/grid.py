@@ -35,8 +35,8 @@ class Column(Generic[Item]):
     """A column of a table. A heading that begins with ">" is aligned right; one with a newline takes two lines.
 
     ``rank``: rank 0 stays at any width; of the other columns the one with the highest rank is left out first.
-    ``least``: width to which the text may be shortened, 0 for never: ids, names and numbers. ``folds``: text of the
-    last column continues in lines below instead. ``read``: returns an item's cell, for tables of items."""
+    ``least``: width to which the text may be shortened, 0 for never: ids, names and numbers. ``folds``: as the last
+    column, it continues below and is not shortened. ``read``: returns an item's cell, for tables of items."""
 
     heading: str
     rank: int = 0

@@ -411,7 +411,7 @@ def log_command(
 def explain_command(client: SchedulerClient, operation: str, job: str, last: int, show_all: bool) -> None:
     """Explain why the limit of a running job has its value; the agent of its node answers.
 
-    It is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat."""
+    The answer is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat."""
     answer = client.fetch(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 

@@ -56,7 +56,7 @@ class Line:
 class PoolTree(ReportTree, frozen=True):
     """The part of a tree that belongs to one pool; ``left_out_operations`` are of this pool.
 
-    ``uncertain_operations``: further ones of the tree; the answer does not say whether they are of this pool."""
+    ``uncertain_operations``: others left out of the tree; the answer does not say whether they are of this pool."""
 
     uncertain_operations: int = 0
 

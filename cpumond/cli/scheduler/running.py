@@ -44,11 +44,11 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
     """Run COMMAND as an operation, with its output and exit code here; Ctrl-C aborts it.
 
     The options are those of `cpumond operation start`; the first job that fails ends it unless --set
-    max_failed_job_count=N allows more. Of several jobs each line begins with the job's id. A job that is preempted or
-    lost is started again. With --job-count 100 the jobs find the numbers 0 to 99 in YT_JOB_COOKIE, and a restarted job
-    keeps its number: `cpumond run --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`. While no job runs, the
-    reason is printed after 5 s, and again when it changes. A second Ctrl-C ends this command at once and leaves the
-    rest to the scheduler.
+    max_failed_job_count=N allows more. If there are several jobs, each line begins with the id of its job. A job that
+    is preempted or lost is started again. With --job-count 100 the jobs find the numbers 0 to 99 in YT_JOB_COOKIE, and
+    a restarted job keeps its number: `cpumond run --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`. While no job
+    runs, the reason is printed after 5 s, and again when it changes. A second Ctrl-C ends this command at once and
+    leaves the rest to the scheduler.
 
     Exit code: 0 completed; the code of the first failed job, 1 if it failed without one; 2 aborted by another user; 128
     plus the number of the signal that ended it here (141, and the operation is aborted, if the reader of its output has
@@ -242,7 +242,7 @@ def wait_command(
         if end_s is not None and time.monotonic() >= end_s:
             _print_waited(client, done)
             span = format_span(timeout_s or 0.0)
-            raise NotYetError(f"after {span} {count(len(waiting), 'operation')} not {wanted} yet: {', '.join(waiting)}")
+            raise NotYetError(f"after {span}, {count(len(waiting), 'operation')} not {wanted}: {', '.join(waiting)}")
         time.sleep(POLL_S if end_s is None else max(min(POLL_S, end_s - time.monotonic()), 0.0))
     _print_waited(client, done)
     click.get_current_context().exit(max(EXIT_OF_STATE.get(each.state, 0) for each in done))

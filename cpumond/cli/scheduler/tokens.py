@@ -45,7 +45,7 @@ def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
 
     Groups in a token that you create for yourself are valid while you are in them, by the scheduler's [groups] or by
     the token with which you create it. If an account or a proxy identifies you, other groups cannot be checked later: a
-    token with such ends after 30 days."""
+    token with such groups ends after 30 days."""
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
     end = "until it is revoked" if made.expires_at is None else f"until {format_time(made.expires_at)}"

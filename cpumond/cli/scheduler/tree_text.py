@@ -309,7 +309,7 @@ class _Reader:
             where, table = (*path, name), {} if given is None else given
             if name in self.places:
                 also = "/".join(self.places[name])
-                raise self._refuse(where, f"occurs twice, also as {also}; the names of pools are unique in a tree")
+                raise self._refuse(where, f"occurs twice, also as {also}; the names of pools must be unique in a tree")
             self.places[name] = where
             own = self._read_table("pool", table, where, f"pool {quoted(name)}")
             pool_id = table.get("id", "")

@@ -1,8 +1,8 @@
 """The history's SQLite file: opened, restored if it is removed, kept within its size, set aside if it is damaged.
 
-Failures are counted and logged once; ``open``, ``guard`` and ``read`` never raise them. A file that cannot be read is
-renamed to ``PATH.aside``, which replaces an earlier one of that name, and a new file is begun. If the file is removed
-while in use, it is written again."""
+All failures are counted, the first in a row is logged; ``open``, ``guard`` and ``read`` never raise them. A file that
+cannot be read is renamed to ``PATH.aside``, which replaces an earlier one of that name, and a new file is begun. If the
+file is removed while in use, it is written again."""
 
 from __future__ import annotations
 

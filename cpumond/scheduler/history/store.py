@@ -337,7 +337,7 @@ class HistoryStore:
         }
 
     def read_node_map(self, nodes: Collection[str], measure: str, since: float, until: float, count: int) -> NodeMap:
-        """Return a measure of nodes at the ends of ``count`` equal parts of the part of (since, until] with points."""
+        """Return a measure of nodes at the ends of ``count`` equal parts of the known part of (since, until]."""
         until = min(
             until,
             max((*(chunk.end for chunk in self._chunks.values()), *(tick.at for tick in self._ticks)), default=0.0),

@@ -25,7 +25,7 @@ from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, Ope
 MAX_CLASSES: Final = 20
 ENOUGH_FOR, HEADROOM, WORTH_IT = 0.95, 1.25, 0.9
 """A better request is a mean usage times HEADROOM, since a mean says nothing about peaks. Jobs with ENOUGH_FOR of their
-class's running time used no more than this mean. Proposed if it is at most WORTH_IT of the present request."""
+class's running time used no more than this mean. It is proposed if it is at most WORTH_IT of the present one."""
 MOST_HELD: Final = 0.01
 """If the ratio of throttled time (except what the agent caused) to used time is above this, jobs need their request."""
 LEAST_HOURS: Final = 1.0

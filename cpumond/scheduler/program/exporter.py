@@ -181,7 +181,7 @@ class MetricsText:
 
     def _pools(self, is_open: bool) -> str:
         lines: list[str] = []
-        cut = "_total" if is_open else "\n"  # a counter's family has its name without this
+        cut = "_total" if is_open else "\n"  # cut from a counter's name to get its family's
         chosen: list[tuple[str, PoolElement]] = []
         left_out = 0
         for tree in self._scheduler.state.trees.values():

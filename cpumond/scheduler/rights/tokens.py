@@ -125,7 +125,7 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
     parts = [part.strip() for part in entry.split(":", 3)]
     if len(parts) < 2:
         raise ConfigError(
-            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|proxy|node", got 1 part between colons'
+            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|proxy|node", got no colon'
         )
     name, digest, *marks = parts
     if not name or len(name) > MAX_NAME or not name.isprintable():

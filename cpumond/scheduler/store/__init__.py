@@ -50,9 +50,9 @@ class Entry(NamedTuple):
 class Store(Protocol):
     """Records and log of one scheduler. Every implementation fulfils the contract of ``tests/store_contract.py``.
 
-    Kinds, keys and subjects are any text without lone surrogates; values are any bytes. Used by one thread at a time,
-    not necessarily by the one that opened it; ``read_log`` by any thread. ``lost_total``: how often the store was
-    removed by another program and rewritten. ``commit_s``: seconds in which the last write became durable."""
+    Kinds, keys and subjects are any text without lone surrogates; values are any bytes. A store is used by one thread
+    at a time, not necessarily the one that opened it; any may call ``read_log``. ``lost_total``: how often another
+    program removed it and it was rewritten. ``commit_s``: seconds in which the last write became durable."""
 
     lost_total: int
     commit_s: float

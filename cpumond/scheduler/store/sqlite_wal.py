@@ -22,7 +22,7 @@ WAL_FRAME: Final = struct.Struct(">6I")
 WAL_INDEX: Final = struct.Struct("=3I2BHI")
 """The beginning of ``PATH-shm``; the last field is the number of the last frame."""
 MAX_LOGS: Final = 2**24
-"""A log is restarted fewer times than this before its file is removed, which the end of a scheduler does."""
+"""A log is restarted fewer times than this before its file is removed at the end of a scheduler."""
 
 
 def report_dropped_writes(path: str) -> None:

@@ -61,7 +61,7 @@ def name_write(changes: Sequence[Change]) -> str:
 
 @dataclass(slots=True)
 class Timings:
-    """Durations in real seconds: the last value; and the count and sum, from which averages are computed."""
+    """Counters, and durations in real seconds; averages are computed from the counts and sums of these."""
 
     update_s: float = 0.0
     update: Histogram = field(default_factory=Histogram)
