@@ -1,4 +1,4 @@
-"""The stages of all roll-outs, found by their node filters, and the levels that they set for nodes; pure."""
+"""The stages of a roll-out, found by their node filters, and the levels that they set for nodes; pure."""
 
 from __future__ import annotations
 
