@@ -88,8 +88,7 @@ def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):
 )  # fmt: skip
 def test_events_of_a_forgotten_operation_are_shown_as_its_pool_allows(world, user, pool, sees):
     event = Event(at=1.0, kind="operation_failed", text="", operation="long-gone", tree=TREE, pool=pool)
-    rights = Rights(world.state, User(user, admin=user == "root"))
-    assert may_see(rights, event) == sees
+    assert may_see(Rights(world.state, User(user, admin=user == "root")), event) == sees
 
 
 def test_an_event_of_ones_own_is_seen_and_one_of_a_hidden_operation_is_not(world):
@@ -135,5 +134,4 @@ def test_a_simulation_leaves_out_and_counts_what_is_hidden_or_gone(world):
     assert "1-2-3-4" not in told
     assert len(of_spy.stops) == len(stops)
 
-    of_admin = hide_unreadable(whole, world.rights)
-    assert [each.operation_id for each in of_admin.starts] == ids
+    assert [each.operation_id for each in hide_unreadable(whole, world.rights).starts] == ids

@@ -25,8 +25,7 @@ def api(store: SqliteStore) -> Shared:
 
 async def start(api: Shared, title: str) -> str:
     spec = {"pool": "p", "title": title, "tasks": {"t": {"command": "true", "job_count": 1}}}
-    reply = await api.scheduler.execute(StartOperation(spec), "me")
-    return reply.id
+    return (await api.scheduler.execute(StartOperation(spec), "me")).id
 
 
 async def search(api: Shared, text: str) -> list[str]:

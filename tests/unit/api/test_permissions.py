@@ -40,8 +40,7 @@ class Asked(World):
         self.id = self.start("b", user="ann", tasks=tasks, environment={"TOKEN": "x"}, alias="*one")
 
     def can(self, user: User, action: str, name: str) -> bool:
-        target = find_target(self.state, name)
-        return judge_action(self.state, Rights(self.state, user), action, target).allowed
+        return judge_action(self.state, Rights(self.state, user), action, find_target(self.state, name)).allowed
 
     def rights(self, user: User) -> Rights:
         return Rights(self.state, user)
@@ -103,8 +102,7 @@ def test_what_is_not_there_is_told(asked, name, sentence):
 
 def test_unrecognised_options_are_shown_without_secrets(asked):
     task = {"command": "true", "job_count": 1, "environment": {"TOKEN": "x"}, "more": {"environment": {"A": "x"}}}
-    operation = asked.start("b", user="ann", tasks={"t": task})
-    record = asked.record(operation)
+    record = asked.record(asked.start("b", user="ann", tasks={"t": task}))
     asked.set_pool("a", acl=[])
     for user, shown in ((ANN, {"environment": {"A": "x"}}), (BOB, {HIDDEN: True})):
         info = orchid.operation_info(asked.rights(user), record, look_once({})).to_dict()

@@ -107,8 +107,7 @@ def test_pools_come_depth_first_with_integral_columns_where_they_apply(living):
 
 
 def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
-    table = tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW)
-    assert len(table.rows) == 1
+    assert len(tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW).rows) == 1
     assert overview.view_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
@@ -188,7 +187,6 @@ def test_the_specification_has_what_was_given_and_all_that_holds(living):
     task = {"command": "true", "job_count": 1, "cpu_limit": 1.0, "memory_limit": 0}
     assert shown["provided"] == {"pool": "a", "tasks": {"t": task}, "title": "x", "weight": 2}
     assert shown["resulting"]["scheduling_options_per_pool_tree"][TREE]["weight"] == 2.0
-    monitor = shown["resulting"]["job_cpu_monitor"]
-    assert set(shown["resulting"]["job_cpu_monitor_sources"]) == set(monitor)
+    assert set(shown["resulting"]["job_cpu_monitor_sources"]) == set(shown["resulting"]["job_cpu_monitor"])
     assert set(shown["resulting"]["job_cpu_monitor_sources"].values()) == {"default"}
     assert "[monitor]" in shown["note"]

@@ -226,8 +226,7 @@ async def test_2_3_without_a_default_tree_an_operation_must_name_its_trees(yt):
 
 async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
     await yt.remove("//sys/pool_trees/default")
-    error = await error_of(yt.get("//sys/pools"), 500)
-    assert "which does not exist" in error.inner[0].message
+    assert "which does not exist" in (await error_of(yt.get("//sys/pools"), 500)).inner[0].message
     assert await yt.get("//sys/pools&/@broken") is True
     assert not await yt.exists("//sys/pool_trees/@default_tree")
     await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), said="there is no default tree")
@@ -333,8 +332,7 @@ async def test_an_option_of_a_tree_that_is_not_set_answers_what_holds(yt):
     found = await yt.get("//sys/pool_trees", attributes=["main_resource", "nonsense"])
     assert found["default"].attributes == {"main_resource": "cpu"}
     assert "main_resource" not in await yt.get(f"{tree}/@")
-    error = await error_of(yt.remove(f"{tree}/@main_resource"), 500)
-    assert 'it is not set; "cpu" holds' in str(error.inner[0])
+    assert 'it is not set; "cpu" holds' in str((await error_of(yt.remove(f"{tree}/@main_resource"), 500)).inner[0])
     assert (await yt.get(f"{tree}/@config"), "config" in await yt.list(f"{tree}/@")) == ({}, True)
     assert not await yt.exists(f"{tree}/@config/main_resource")
     assert not await yt.exists(f"{tree}/a/@config")
@@ -415,15 +413,13 @@ async def test_pools_and_trees_are_created_by_their_paths(yt):
 
 
 async def test_a_recursive_creation_that_fails_leaves_nothing(yt):
-    path = "//sys/pools/a/b/c"
-    await error_of(yt("create", type="map_node", path=path, recursive=True, attributes={"weight": "x"}))
+    await error_of(yt("create", type="map_node", path="//sys/pools/a/b/c", recursive=True, attributes={"weight": "x"}))
     assert await yt.get("//sys/pools") == {}
 
 
 async def test_pools_are_removed(yt):
     await yt.create_pools("a", "a/b")
-    error = await error_of(yt.remove("//sys/pools/a"), 1)
-    assert str(error).startswith("Cannot remove non-empty composite node")
+    assert str(await error_of(yt.remove("//sys/pools/a"), 1)).startswith("Cannot remove non-empty composite node")
     await yt.remove("//sys/pools/a", recursive=True)
     assert await yt.get("//sys/pools") == {}
     await error_of(yt.remove("//sys/pools/a"), 500)
@@ -570,8 +566,7 @@ async def test_an_operation_runs_from_start_to_end(yt):
     found = await yt("get_operation", operation_id=operation)
     assert (found["authenticated_user"], found["start_time"]) == ("bob", "2023-11-14T22:13:20.000000Z")
     assert found["brief_progress"]["jobs"]["running"] == 2
-    jobs = (await yt("list_jobs", operation_id=operation))["jobs"]
-    assert {job["state"] for job in jobs} == {"waiting"}
+    assert {job["state"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]} == {"waiting"}
     await yt.heartbeat()
     answer = await yt("list_jobs", operation_id=operation)
     assert (answer["state_counts"], answer["errors"]) == ({"running": 2}, [])
@@ -602,8 +597,7 @@ async def test_operations_are_aborted_suspended_resumed_and_completed(yt):
 async def test_pool_and_weight_of_an_operation_change(yt):
     await yt.create_pool("p2")
     operation = await yt.start(pool="p")
-    options = {"default": {"weight": 5, "pool": "p2"}}
-    parameters = {"scheduling_options_per_pool_tree": options}
+    parameters = {"scheduling_options_per_pool_tree": {"default": {"weight": 5, "pool": "p2"}}}
     assert await yt("update_operation_parameters", operation_id=operation, parameters=parameters) == {}
     found = await yt("get_operation", operation_id=operation, attributes=["runtime_parameters"])
     assert found["runtime_parameters"]["scheduling_options_per_pool_tree"] == {"default": {"weight": 5.0, "pool": "p2"}}

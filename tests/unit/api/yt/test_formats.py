@@ -434,8 +434,7 @@ def to_library(value: Any) -> Any:
 @libraries
 @given(value=values, variant=variants)
 def test_what_the_library_writes_is_read(loads, dumps, value, variant):
-    written = dumps(to_library(value), yson_format=variant)
-    assert typed(read_yson(written)) == typed(value)
+    assert typed(read_yson(dumps(to_library(value), yson_format=variant))) == typed(value)
 
 
 # --- how many values -------------------------------------------------------------------------------------------------

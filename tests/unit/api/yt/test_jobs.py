@@ -78,8 +78,7 @@ async def test_filters_and_counts(yt):
     ],
 )
 async def test_unknown_words_are_refused(yt, parameters, said):
-    operation = await yt.start(pool="p")
-    await error_of(yt("list_jobs", operation_id=operation, **parameters), 1, said)
+    await error_of(yt("list_jobs", operation_id=await yt.start(pool="p"), **parameters), 1, said)
 
 
 async def test_orders(yt):
@@ -106,8 +105,7 @@ async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
     token = first["continuation_token"]
     second = await yt("list_jobs", operation_id=operation, limit=2, continuation_token=token)
     third = await yt("list_jobs", operation_id=operation, limit=2, continuation_token=second["continuation_token"])
-    pages = [*first["jobs"], *second["jobs"], *third["jobs"]]
-    assert pages == [{"id": job, "state": "running"} for job in ids[::-1]]
+    assert [*first["jobs"], *second["jobs"], *third["jobs"]] == [{"id": job, "state": "running"} for job in ids[::-1]]
     assert "continuation_token" not in third
     other = yt("list_jobs", operation_id=operation, continuation_token=token, sort_order="ascending")
     await error_of(other, 1, "sort_order is not that of the request which continuation_token continues")
@@ -115,8 +113,7 @@ async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
 
 async def test_a_job_that_was_interrupted_says_why_and_for_whom(yt):
     """``interruption_info``: only of a job that got time to end."""
-    tasks = {"t": {"job_count": 2, "command": "x", "interruptible": True}}
-    operation, [killed, job] = await yt.run(tasks=tasks)
+    operation, [killed, job] = await yt.run(tasks={"t": {"job_count": 2, "command": "x", "interruptible": True}})
     await yt("abort_job", job_id=killed)
     await yt("abort_job", job_id=job, interrupt_timeout=2500)
     info = {"interruption_reason": "user_request", "interruption_timeout": 2500}
@@ -160,8 +157,7 @@ async def test_statistics_of_ended_jobs(yt):
         at = yt.clock.at
         await end(yt, job, cpu_seconds=cpu_seconds, max_memory=7, start_time=at - 4.0, finish_time=at)
     found = (await yt("get_operation", operation_id=operation, attributes=["progress"]))["progress"]["job_statistics"]
-    completed = {"count": 3, "sum": 12_000, "min": 4000, "max": 4000}
-    assert found["time"]["total"]["$"]["completed"]["vanilla"] == completed
+    assert found["time"]["total"]["$"]["completed"]["vanilla"] == {"count": 3, "sum": 12_000, "min": 4000, "max": 4000}
     cpu = {"count": 2, "sum": 5000, "min": 2000, "max": 3000}
     assert found["user_job"]["cpu"]["user"]["$"]["completed"]["vanilla"] == cpu
     one = await yt("get_job", operation_id=operation, job_id=ids[0])
@@ -187,8 +183,7 @@ async def test_a_part_of_a_log_is_read(yt, monkeypatch):
 
 async def test_no_more_of_stderr_is_asked_for_than_its_task_wants_to_keep(yt):
     """Also where the node's journal has more."""
-    tasks = {"t": {"job_count": 1, "command": "x", "max_stderr_size": 7}}
-    operation, [job] = await yt.run(tasks=tasks)
+    operation, [job] = await yt.run(tasks={"t": {"job_count": 1, "command": "x", "max_stderr_size": 7}})
     reading = asyncio.ensure_future(yt("get_job_stderr", operation_id=operation, job_id=job))
     while not (logs := (await yt.heartbeat()).logs):
         await asyncio.sleep(0)  # the reader's turn

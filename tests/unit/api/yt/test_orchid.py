@@ -452,8 +452,7 @@ DURATION = "estimated_burst_usage_duration_seconds"
 def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
     cluster = Cluster(10.0)
     cluster.create_pool("p", integral_guarantees=guarantees)
-    found = materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
-    assert found.keys() & {*VOLUME, DURATION} == present
+    assert materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"]).keys() & {*VOLUME, DURATION} == present
 
 
 def test_resource_distribution_info_sums_what_the_root_has_given_away():
@@ -579,8 +578,7 @@ def test_a_tree_shows_its_resources_and_nodes(busy):
 
 
 def test_the_config_of_a_tree_has_all_options():
-    cluster = Cluster(fair_share_starvation_tolerance=0.5)
-    config = cluster.of_tree("config")
+    config = Cluster(fair_share_starvation_tolerance=0.5).of_tree("config")
     assert config["fair_share_starvation_tolerance"] == 0.5
     assert config["max_running_operation_count_per_pool"] == 8
     assert config["integral_guarantees"]["pool_capacity_saturation_period"] == 86_400_000.0

@@ -92,8 +92,7 @@ def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: st
         node.last_seen = world.now - 2.9 * number / 100
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true", "cpu_limit": cpu}}}
     pace, asked = Pace(3.0, 1.0, world.now + 1.0, {}), (StartOperation(spec),)
-    found = ahead.compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
-    assert found.lines[0].startswith(told)
+    assert ahead.compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None).lines[0].startswith(told)
 
 
 def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> None:

@@ -116,10 +116,8 @@ def test_groups_count_each_operation_once_in_each_tree(world):
     assert full.why == "pool queue is full: it already runs its max_running_operation_count of operations"
     assert (groups["working"].limit_cores, groups["aborted"].tree) == (1.0, "")
     for key, titles in (("pool_full:queue", {ids[1], ids[3]}), ("working", {ids[0]}), ("aborted", {ids[2]})):
-        listed = listed_of(world, cause=key, causes=causes)
-        assert {each.id for each in listed} == titles
-    live = listed_of(world, operation_state="live")
-    assert {each.id for each in live} == {ids[0], ids[1], ids[3]}
+        assert {each.id for each in listed_of(world, cause=key, causes=causes)} == titles
+    assert {each.id for each in listed_of(world, operation_state="live")} == {ids[0], ids[1], ids[3]}
 
 
 def test_operations_that_are_listed_together_cost_one_look_at_the_nodes(world, monkeypatch):
@@ -133,8 +131,7 @@ def test_operations_that_are_listed_together_cost_one_look_at_the_nodes(world, m
     world.create_pool("p", max_running_operation_count=9)
     ids = [world.start("p") for _ in range(3)]
     world.update()
-    listed = listed_of(world)
-    assert {each.id: each.trees[TREE].cause for each in listed} == dict.fromkeys(ids, "no_nodes")
+    assert {each.id: each.trees[TREE].cause for each in listed_of(world)} == dict.fromkeys(ids, "no_nodes")
     assert looks == [world.tree()]
 
 

@@ -43,8 +43,7 @@ def count_limit_that_hides_another(w: World) -> Expected:
     w.create_pool("team", "lab", max_running_operation_count=5)
     start_some(w, 12, "team")
     add_nodes(w, 4, 16.0)
-    words = "pool team is 5", "pool lab is 6", "raise it to 12"
-    return Expected("max_running_operation_count", "team", words)
+    return Expected("max_running_operation_count", "team", ("pool team is 5", "pool lab is 6", "raise it to 12"))
 
 
 def limit_of_a_user(w: World) -> Expected:
@@ -58,8 +57,7 @@ def limit_of_users_subpools(w: World) -> Expected:
     for user in ("eve", "tom"):
         start_some(w, 10, "shared", user)
     add_nodes(w, 4, 16.0)
-    words = "sub-pool of pool shared is 8", "raise it to 10"
-    return Expected("max_running_operation_count", "shared", words)
+    return Expected("max_running_operation_count", "shared", ("sub-pool of pool shared is 8", "raise it to 10"))
 
 
 def count_limit_of_the_tree(w: World) -> Expected:

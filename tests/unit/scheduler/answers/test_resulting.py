@@ -48,8 +48,7 @@ def resulting(world: World, operation: str) -> dict[str, Any]:
 def test_tasks_and_trees_have_their_defaults_filled_in():
     world = World()
     world.create_pool("a", fair_share_starvation_timeout=60_000)
-    operation = world.start("a")
-    shown = resulting(world, operation)
+    shown = resulting(world, world.start("a"))
     (task,) = shown["tasks"].values()
     named = {"job_count", "cpu_limit", "memory_limit", "user_slots", "command", "environment", "interruptible"}
     assert named <= set(task)

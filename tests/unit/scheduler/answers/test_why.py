@@ -37,8 +37,7 @@ class Service(World):
         if told:
             explanation = explain(*self.updates[TREE], f"#{operation_id}")
             shares[TREE] = (explanation.rule, name_operations(self.state, explanation.lines))
-        record = self.state.find_record(operation_id)
-        return explain_operation(self.state, record, self.now, shares)
+        return explain_operation(self.state, self.state.find_record(operation_id), self.now, shares)
 
     def lines(self, operation_id: str) -> str:
         answer = self.why(operation_id)

@@ -84,8 +84,7 @@ def test_3_1_only_full_trees_are_erased():
 
 def test_2_8_by_default_no_operation_starts_in_the_root(world):
     assert 'Starting operations immediately in pool "<Root>" is forbidden' in str(refused(world, ROOT_POOL))
-    operation = world.start("p")
-    assert "is forbidden" in move_refused(world, operation, ROOT_POOL)
+    assert "is forbidden" in move_refused(world, world.start("p"), ROOT_POOL)
 
 
 def test_2_8_operations_run_in_the_root_if_allowed_and_over_a_restart():
@@ -494,12 +493,10 @@ def test_3_5_only_new_ancestors_are_tested(world):
     world.create_pool("top", max_operation_count=1, max_running_operation_count=1)
     world.create_pool("a", "top")
     world.create_pool("b", "top")
-    operation = world.start("a")
-    world.set_operation(operation, pool="b")
+    world.set_operation(world.start("a"), pool="b")
     assert world.counts("top") == (1, 1)
     world.create_pool("c")
-    other = world.start("c")
-    assert 'pool "top"' in move_refused(world, other, "a")
+    assert 'pool "top"' in move_refused(world, world.start("c"), "a")
 
 
 def test_3_5_a_pending_operation_may_go_where_nothing_may_run(world):
@@ -539,8 +536,7 @@ def test_a_user_runs_so_many_operations_over_all_pools() -> None:
     other = world.start("a", user="v")
     assert world.states((first, second, third, fourth, other)) == "rrppr"
     assert Causes(world.tree()).of(world.element(third)).cause.kind == "user_full"
-    record = world.record(third)
-    told = explain_operation(world.state, record, world.now, {}, world.rights)
+    told = explain_operation(world.state, world.record(third), world.now, {}, world.rights)
     assert any("2 operations of its user run in the tree" in line for part in told.trees for line in part.lines)
     world.complete(first)
     assert world.states((second, third, fourth)) == "rrp"

@@ -102,8 +102,7 @@ def test_6_10_no_more_than_its_fair_share_is_taken_for_a_guarantee():
     world.abort(ids[2])
     world.set_pool("a", strong_guarantee_resources={"cpu": 0})
     world.set_pool("b", strong_guarantee_resources={"cpu": 1})
-    large = world.run("b", cpu=10.0, steps=100)
-    assert world.jobs_of(large) == []
+    assert world.jobs_of(world.run("b", cpu=10.0, steps=100)) == []
     assert not world.state.preemptions
 
 

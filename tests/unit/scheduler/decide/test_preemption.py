@@ -210,10 +210,8 @@ def conditional_world(
     """A pool that starves, one of its operations has more than its share, the other one nothing."""
     world = World(**settings)
     node = world.node(cpu=4.0)
-    other = world.node("far", cpu=6.0)
-    world.jobs(world.operation("far"), other, 6)
-    pool = give(world.pool("p"), 0.8)
-    starve(pool)
+    world.jobs(world.operation("far"), world.node("far", cpu=6.0), 6)
+    starve(give(world.pool("p"), 0.8))
     rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", "p", needs=9)
     world.jobs(rich, node, 4)
     give(rich, 0.2)
@@ -224,8 +222,7 @@ def conditional_world(
 def test_6_5_inside_a_pool_that_blocks_its_own_operations_help_each_other():
     world, node, rich, poor = conditional_world()
     assert victims_of(plan_for(node, poor)) == [list(rich.jobs.values())[-1]]
-    outside = give(world.operation("outside", needs=1), 0.5)
-    assert plan_for(node, outside) is None
+    assert plan_for(node, give(world.operation("outside", needs=1), 0.5)) is None
 
 
 # --- 6.6, one attempt
@@ -294,8 +291,7 @@ def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
     world = World()
     node = world.node(cpu=1.0)
     other.job(stranger, node)
-    poor = give(world.operation("poor", needs=1), 0.5)
-    assert plan_for(node, poor) is None
+    assert plan_for(node, give(world.operation("poor", needs=1), 0.5)) is None
 
 
 def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
@@ -304,11 +300,9 @@ def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
         elements.change_usage(jobs[6], amount(0.9))
         world.job(world.operation("filler"), node, 0.1)
         give(world.tree.operations["filler"], 1.0)
-        rich = world.tree.operations["rich"]
-        assert lists(rich) == [N] * 5 + [A] * 5
+        assert lists(world.tree.operations["rich"]) == [N] * 5 + [A] * 5
         starve(poor, "aggressively_starving")
-        plan = plan_for(node, poor, priority="aggressive")
-        assert victims_of(plan) == [jobs[6] if gap_first else jobs[9]]
+        assert victims_of(plan_for(node, poor, priority="aggressive")) == [jobs[6] if gap_first else jobs[9]]
 
 
 def test_6_6_a_lowered_limit_does_not_order_preemptible_jobs():
@@ -369,8 +363,7 @@ def test_6_6_a_swap_inside_a_pool_at_its_limit():
     jobs = world.jobs(rich, node, 4)
     give(rich, 0.2)
     give(poor, 0.2)
-    other = give(world.operation("other"), 0.0)
-    world.job(other, node, 1.0)
+    world.job(give(world.operation("other"), 0.0), node, 1.0)
     # the node has room, the pool has not: a job of the pool goes, not the latest one of the node
     assert victims_of(plan_for(node, poor)) == [jobs[3]]
 

@@ -20,8 +20,7 @@ def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object,
     node = world.node("n1", cpu=10)
     low = world.run("low", jobs=10)
     assert len(node.jobs) == 10
-    high = world.start("high", jobs=wanted)
-    return world, node, low, high
+    return world, node, low, world.start("high", jobs=wanted)
 
 
 def test_6_6_one_job_starts_preemptively_per_heartbeat_after_the_backoff():

@@ -332,8 +332,7 @@ async def test_a_change_is_taken_back_and_the_undo_too(scheduler: Scheduler, sto
     event = (await find(scheduler, "audit"))[-1]
     assert (event.undoes, event.plan, event.command) == (removal, "seen", "Undo")
     assert event.text == f'root took back change {removal}: pool "a" is there, pool "b" is there'
-    undone = await number_of_last(scheduler, "audit")
-    await scheduler.execute(UndoChange(undone), ROOT)
+    await scheduler.execute(UndoChange(await number_of_last(scheduler, "audit")), ROOT)
     assert not scheduler.state.config.trees["default"].pools
     assert make_scheduler(store).state.config.trees["default"].pools == {}
 

@@ -171,8 +171,7 @@ def test_a_counter_that_began_anew_counts_from_zero(watch):
 
 def test_an_operation_that_has_nothing_has_no_point(watch):
     watch.world.set_pool("b", max_running_operation_count=0)
-    operation = watch.world.start("b")
-    assert operation_key(operation) not in watch.look()
+    assert operation_key(watch.world.start("b")) not in watch.look()
 
 
 def test_the_last_moments_of_an_operation_are_not_lost(watch):

@@ -73,8 +73,7 @@ def fill(store: HistoryStore, tape: Tape, ticks: int, first: int = 0) -> None:
 
 def fill_many(store: HistoryStore, tape: Tape, keys: list[Key], number: int) -> None:
     """One tick of values that do not pack well."""
-    rows = {key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)}
-    store.add(tape.tick(rows))
+    store.add(tape.tick({key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)}))
 
 
 def read_all(store: HistoryStore, until: float, max_points: int = 100_000) -> list[HistoryView]:
@@ -129,8 +128,7 @@ def test_what_is_too_old_goes(path, small):
     for number in range(200):
         operation = Key(OPERATION, "t", f"o{number}")
         store.add(tape.tick({ROOT: row(POOL, used_cores=1.0), operation: row(OPERATION, used_cores=1.0)}))
-    view = store.read(ROOT, START, tape.at, 1000)
-    assert 40 <= len(view.times) <= 48
+    assert 40 <= len(store.read(ROOT, START, tape.at, 1000).times) <= 48
     assert store.read(Key(OPERATION, "t", "o3"), 0.0, tape.at, 10).times == []
     assert len(store.read(Key(OPERATION, "t", "o199"), 0.0, tape.at, 10).times) == 1
     found = store.sum_points(0.0, tape.at, "t", 5)
@@ -195,8 +193,7 @@ def used_by_day(store: HistoryStore, until: float, *keys: Key) -> list[list[floa
 def test_what_a_tick_adds_is_in_the_totals_of_the_day_in_which_it_ends(path):
     store, tape = open_store(path, period_s=3600.0), Tape(10 * DAY_S)
     for _ in range(60):
-        tick = tape.tick({P: row(POOL, used_cores=2.0, limit_cores=4.0)}, 3600.0, totals={ANN: Amounts(used=0.5)})
-        store.add(tick)
+        store.add(tape.tick({P: row(POOL, used_cores=2.0, limit_cores=4.0)}, 3600.0, totals={ANN: Amounts(used=0.5)}))
     assert day_of(11 * DAY_S) == 10, "what ends at midnight is of the day before"
     assert used_by_day(store, tape.at, P, ANN) == [[172_800.0, 43_200.0], [172_800.0, 43_200.0], [86_400.0, 21_600.0]]
     found = store.sum_days(11 * DAY_S, tape.at, "t")

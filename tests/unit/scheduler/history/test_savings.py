@@ -188,8 +188,7 @@ def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(site: Sit
     node.jobs[extra].ordered_cpu_seconds = 0.0
     site.step()
     use(site, node, 36)
-    after = site.view().trees[0].total[0]
-    assert after.extra_ordered == pytest.approx(2.0 * before.extra_ordered, rel=0.05)
+    assert site.view().trees[0].total[0].extra_ordered == pytest.approx(2.0 * before.extra_ordered, rel=0.05)
 
 
 def test_pools_that_are_gone_are_forgotten(site: Site) -> None:

@@ -55,8 +55,7 @@ def summarize(world: World, jobs: JobsOf, now: float = UNTIL, **asked: Any) -> W
 
 
 def jobs_of(world: World, title: str, jobs: Sequence[JobRecord | Job], pool: str = "train") -> JobsOf:
-    operation_id = world.start(pool, user="ann", title=title)
-    return [(world.state.find_record(operation_id), jobs)]
+    return [(world.state.find_record(world.start(pool, user="ann", title=title)), jobs)]
 
 
 def test_an_owner_hears_requested_and_used_cpu_and_which_jobs_to_lower(world):
@@ -98,8 +97,7 @@ def test_an_owner_hears_requested_and_used_cpu_and_which_jobs_to_lower(world):
 )
 def test_a_job_counts_by_the_part_of_its_run_that_was_in_the_week(world, job, ordered, used):
     [ann] = summarize(world, jobs_of(world, "x", [job])).users
-    found = [(each.ordered, each.used) for each in ann.classes]
-    assert found == ([pytest.approx((ordered, used))] if ordered else [])
+    assert [(each.ordered, each.used) for each in ann.classes] == ([pytest.approx((ordered, used))] if ordered else [])
 
 
 def classes_of(world: World, jobs: Sequence[JobRecord]) -> list[WasteClass]:

@@ -34,8 +34,7 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(scheduler, store):
         "per_pool_counts_for_leaves_only": True,
         "share_gang_remainders": True,
     }
-    again = make_scheduler(store)
-    assert again.state.config == scheduler.state.config
+    assert make_scheduler(store).state.config == scheduler.state.config
 
 
 async def test_a_tree_that_was_removed_does_not_come_back_at_the_next_start(scheduler, store):
@@ -70,8 +69,7 @@ async def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(schedu
         await node.beat()
     assert not scheduler.state.find_record(reply.id).counts
     store.refusing = False
-    answer = await node.beat()
-    assert len(answer.acknowledged) == 1
+    assert len((await node.beat()).acknowledged) == 1
     assert scheduler.state.find_record(reply.id).counts["t"].completed == 1
 
 

@@ -127,8 +127,7 @@ def test_12_2_the_access_list_of_an_operation_is_read():
     assert operations.read_changed_acl({"weight": 1}) is None
     assert operations.read_changed_acl({"acl": []}) == ()
     refused = {**entry, "permissions": ["use"]}
-    text = 'spec/acl/0/permissions: "use" is unknown; known: read, manage, read_secrets'
-    assert refusal(acl=[refused]) == text
+    assert refusal(acl=[refused]) == 'spec/acl/0/permissions: "use" is unknown; known: read, manage, read_secrets'
 
 
 def test_unknown_keys_are_told_of_and_kept():
@@ -214,8 +213,7 @@ def test_a_pool_that_does_not_exist_is_named_with_the_likely_one():
         'pool "reserch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you mean '
         '"research"?'
     )
-    one = operations.StartOperation({"pool": "reserch", "tasks": ONE})
-    change = world.do(one)
+    change = world.do(operations.StartOperation({"pool": "reserch", "tasks": ONE}))
     assert change.warnings == (sentence,)
     for known in ("reserch", "research", "many"):
         assert world.do(operations.StartOperation({"pool": known, "tasks": ONE})).warnings == ()

@@ -162,8 +162,7 @@ def test_2_7_names_that_are_none(name: str, words: str) -> None:
 
 
 def test_2_7_names_after_a_pattern_of_ones_own() -> None:
-    config = tree({"a.b": (ROOT_POOL, {})}, "t.x")
-    assert validate_tree(config, name_pattern="[a-z.]+") == []
+    assert validate_tree(tree({"a.b": (ROOT_POOL, {})}, "t.x"), name_pattern="[a-z.]+") == []
     for name in (ROOT_POOL, "a$b"):
         with pytest.raises(CommandError):
             validate_tree(tree({name: (ROOT_POOL, {})}), name_pattern=".+")

@@ -104,8 +104,7 @@ def test_a_vault_of_one_task_and_two_vaults_are_refused():
     in_task: dict[str, Any] = {"tasks": {"t": {**ONE, "secure-vault": {KEY: SECRET}}}}
     with pytest.raises(CommandError) as caught:
         read_spec(in_task, dict)
-    text = "spec/tasks/t/secure_vault: belongs to the root of the specification: every job gets it"
-    assert str(caught.value) == text
+    assert str(caught.value) == "spec/tasks/t/secure_vault: belongs to the root of the specification: every job gets it"
     with pytest.raises(CommandError, match="spec/secure_vault: is given twice; keep one of them"):
         read_spec({"tasks": {"t": ONE}, "secure_vault": {KEY: SECRET}, "secure-vault": {}}, dict)
 

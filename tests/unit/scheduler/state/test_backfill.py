@@ -18,8 +18,7 @@ FAR = 10**9
 def make_known(world: World, title: str, run_s: float) -> None:
     """Four jobs of that title complete, each after so long."""
     known = world.run("small", jobs=4, cpu=0.5, title=title)
-    began = min(job.start_time for job in world.jobs_of(known))
-    world.step(began + run_s - world.now)
+    world.step(min(job.start_time for job in world.jobs_of(known)) + run_s - world.now)
     end(world, known)
 
 
@@ -152,8 +151,7 @@ def test_an_operation_that_overstays_often_loses_the_right():
 
 def test_others_have_the_cpu_beside_the_gangs_room_and_backfilled_jobs():
     world, _, _ = make_waiting()
-    short = ask(world, jobs=3, title="short 2")
-    assert len(world.jobs_of(short)) == 3
+    assert len(world.jobs_of(ask(world, jobs=3, title="short 2"))) == 3
     other = world.start("small", cpu=0.5, title="long 3")  # of one core that is free 0.4 are kept
     world.settle_down()
     (job,) = world.jobs_of(other)
@@ -184,5 +182,4 @@ def test_it_is_seen_who_has_the_room_and_until_when():
     assert view_job(first).backfill_until == first.backfill_until
     assert TREE["backfilled_cores"](tree) == split_capacity(tree).backfilled == 4.0
     end(world, short)
-    ended = world.state.finished_jobs[short][first.id]
-    assert view_job(ended).backfill_until == first.backfill_until
+    assert view_job(world.state.finished_jobs[short][first.id]).backfill_until == first.backfill_until

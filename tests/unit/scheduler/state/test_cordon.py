@@ -121,8 +121,7 @@ def test_a_cordon_outlives_restarts_and_registrations(world):
     assert not world.state.nodes["n2"].cordoned
     world.update()
     world.nodes["n1"].restart_agent()
-    operation = world.run(jobs=8)
-    assert names(world, operation) == ["n2"] * 4
+    assert names(world, world.run(jobs=8)) == ["n2"] * 4
 
 
 def test_a_node_that_was_given_up_comes_back_cordoned_however_late(world):

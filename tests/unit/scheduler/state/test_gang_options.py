@@ -98,8 +98,7 @@ def test_gang_2_the_variables_of_two_tasks(world):
 
 def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world):
     world.node("n1")
-    operation = world.run("p")
-    ((_, told),) = played(world, operation).values()
+    ((_, told),) = played(world, world.run("p")).values()
     assert not [name for name in told if "GANG" in name or "INCARNATION" in name or name == "YT_JOB_COUNT"]
 
 
@@ -175,8 +174,7 @@ def test_gang_6_the_node_of_the_job_without_rank_takes_the_free_rank(world):
     new = world.node("n9", cpu=1)
     world.do(CordonNode(victim))
     abort(world, victim)
-    after = ranks(world, operation)
-    assert after == {spare: before[victim], other: before[other], new.id: ""}
+    assert ranks(world, operation) == {spare: before[victim], other: before[other], new.id: ""}
 
 
 def test_gang_7_only_the_end_of_a_task_with_gang_options_restarts_all(world):

@@ -143,8 +143,7 @@ def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[Worl
     world.create_pool("big", min_run_time=spared_ms)
     world.create_pool("small", weight=2)
     big = world.run("big", jobs=20)
-    gang = world.run("small", jobs=gang_jobs, is_gang=True, steps=5)
-    return world, big, gang
+    return world, big, world.run("small", jobs=gang_jobs, is_gang=True, steps=5)
 
 
 def test_nobody_is_killed_for_a_part_of_a_gang():

@@ -40,8 +40,7 @@ def test_jobs_within_the_capacity_are_ordinary_and_others_on_reclaimed_cpu():
     world, node = make_world()
     (owners,) = world.state.operations
     assert classes(world, owners) == ["ordinary"] * 4
-    batch = world.run("batch", jobs=3)
-    assert classes(world, batch) == ["reclaimed"] * 3
+    assert classes(world, world.run("batch", jobs=3)) == ["reclaimed"] * 3
     orders = [job.order for job in node.jobs.values()]
     assert [order.reclaimed for order in orders] == [False] * 4 + [True] * 3
     assert [order.has_ceiling for order in orders] == [True] * 4 + [False] * 3
@@ -49,8 +48,7 @@ def test_jobs_within_the_capacity_are_ordinary_and_others_on_reclaimed_cpu():
 
 def test_orders_that_meet_the_capacity_exactly_are_ordinary():
     world = World(nodes={"n": 0.3})
-    operation = world.run(jobs=3, cpu=0.1)
-    assert classes(world, operation) == ["ordinary"] * 3
+    assert classes(world, world.run(jobs=3, cpu=0.1)) == ["ordinary"] * 3
 
 
 def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
@@ -114,8 +112,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         beat = node.heartbeat()
         told = {name: getattr(beat, name) for name in beat.__struct_fields__}
         world.hear(NodeHeartbeat(**told, about=about))
-        batch = world.run("batch", cpu=0.5)
-        job = one(world, batch)
+        job = one(world, world.run("batch", cpu=0.5))
         assert job.reclaimed
         assert node.jobs[job.id].order.reclaimed is asked
         view = view_node_details(world.state.nodes["n"], world.now, world.rights)
@@ -141,8 +138,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
 def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node():
     world = World()
     node = world.node("n", cpu=4.0)
-    operation = world.run(jobs=2, require_reclaimed=True)
-    assert classes(world, operation) == ["reclaimed"] * 2
+    assert classes(world, world.run(jobs=2, require_reclaimed=True)) == ["reclaimed"] * 2
     assert all(job.order.reclaimed for job in node.jobs.values())
 
 
@@ -157,10 +153,8 @@ def test_both_options_at_once_are_refused_in_words():
 @pytest.mark.parametrize(("given", "known"), [({}, False), ({"set-container-cpu-limit": True}, True)])
 def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool):
     world, node = make_world()
-    tasks = {"t": {"command": "true", "job_count": 1, **given}}
-    operation = world.run("batch", tasks=tasks)
-    order = node.jobs[one(world, operation).id].order
-    assert order.has_ceiling is known
+    operation = world.run("batch", tasks={"t": {"command": "true", "job_count": 1, **given}})
+    assert node.jobs[one(world, operation).id].order.has_ceiling is known
     with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
         world.start(tasks={"t": {"command": "true", "job_count": 1, "set_container_cpu_limit": 1}})
 
@@ -203,8 +197,7 @@ def test_a_job_keeps_the_ceiling_of_its_start():
         world.restart()
     node.finish(one_job)
     world.settle_down()
-    later = world.run("p")
-    order = node.jobs[one(world, later).id].order
+    order = node.jobs[one(world, world.run("p")).id].order
     assert (order.has_ceiling, order.cpu_monitor_moves, order.moves_ceiling) == (True, "weight", False)
     assert node.jobs[other].order.cpu_monitor_moves == "quota"
     for _ in range(2):

@@ -85,8 +85,7 @@ def test_a_job_is_looked_for_in_the_operation_that_is_named(world):
 
 def test_job_1_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
     world.create_pool("closed", acl=[entry("ann", "use")])
-    operation = world.run("closed", user="ann")
-    [job] = world.jobs_of(operation)
+    [job] = world.jobs_of(world.run("closed", user="ann"))
     for command in (AbortJob(job.id), AbandonJob(job.id)):
         with pytest.raises(CommandError, match=r"bob may not change operation .* \(permission manage\)") as caught:
             check(world.state, command, User("bob"))

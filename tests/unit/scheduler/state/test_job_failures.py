@@ -26,8 +26,7 @@ def end(world: World, node: PlayedNode, job: str, state: Any = "failed", **facts
 
 
 def error_of(world: World, operation: str) -> dict[str, Any]:
-    info = operation_info(world.rights, world.record(operation), look_once({}))
-    return materialise(info)["result"]["error"]
+    return materialise(operation_info(world.rights, world.record(operation), look_once({})))["result"]["error"]
 
 
 def lines_of(world: World, operation: str) -> str:
@@ -202,8 +201,7 @@ def test_why_says_that_a_preemption_would_fail_it(world):
 def test_susp_1_an_operation_is_suspended_by_a_failed_job_until_resumed(world):
     node = world.node("n1")
     operation = world.run("p", jobs=2, suspend_on_job_failure=True)
-    job = job_of(world, operation)
-    end(world, node, job, exit_code=1, reason="exit code 1; stderr: boom")
+    end(world, node, job_of(world, operation), exit_code=1, reason="exit code 1; stderr: boom")
     record = world.record(operation)
     assert (record.state, record.suspended, world.job_counts(operation)) == ("running", True, JobCounts(failed=1))
     info = materialise(operation_info(world.rights, record, look_once({})))

@@ -122,8 +122,7 @@ def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie(world):
     assert late not in first.jobs
     second.deaf = False
     world.settle_down()
-    found = Counter(cookies(first) + cookies(second) + cookies(third))
-    assert found == {0: 1, 1: 1}
+    assert Counter(cookies(first) + cookies(second) + cookies(third)) == {0: 1, 1: 1}
 
 
 def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world):

@@ -180,8 +180,7 @@ def test_a_preempted_job_is_started_again_after_its_end_and_its_wait(world):
     world.settle_down(2)
     world.nodes["n1"].let_go(victim)
     world.settle_down(2)
-    record = world.record(operation)
-    assert [note.kind for note in record.retried.notes] == ["preempted"]
+    assert [note.kind for note in world.record(operation).retried.notes] == ["preempted"]
     assert len(world.jobs_of(other)) == 1
     assert world.state.operations[operation].needed == {}
     world.now += 51.0

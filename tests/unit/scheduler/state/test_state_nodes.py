@@ -227,8 +227,7 @@ def test_2_2_an_unknown_node_that_fits_two_trees_is_an_alert(world):
 
 
 def test_2_2_its_own_address_is_one_of_the_tags():
-    world = World(nodes={"n1": 1, "n2": 1}, nodes_filter="n1")
-    assert set(world.tree().nodes) == {"n1"}
+    assert set(World(nodes={"n1": 1, "n2": 1}, nodes_filter="n1").tree().nodes) == {"n1"}
 
 
 def test_2_3_operations_leave_a_removed_tree():
@@ -363,8 +362,7 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
     operation = busy(world)
     gone = next(iter(node.jobs))
     job = node.jobs.pop(gone)
-    receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
-    world.carry_out(receipt.transaction)
+    world.carry_out(heartbeats.receive(world.state, node.heartbeat(), world.now).transaction)
     node.jobs[gone] = job
     world.settle_down()
     assert gone in {each.id for each in world.jobs_of(operation)}

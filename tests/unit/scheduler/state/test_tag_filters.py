@@ -205,8 +205,7 @@ def test_a_filter_that_no_node_fits_is_told_of():
     change = world.do(ChangePool("default", "p", (Edit((FILTER,), "gpu"),)))
     assert change.warnings == ('pool "p": no node of tree "default" fits its scheduling_tag_filter now',)
     assert not world.do(ChangePool("default", "p", (Edit(("weight",), 2),))).warnings
-    operation = world.start()
-    changed = world.do(UpdateOperation(operation, {FILTER: "gpu"}))
+    changed = world.do(UpdateOperation(world.start(), {FILTER: "gpu"}))
     assert changed.warnings == ('no node of tree "default" fits scheduling_tag_filter now',)
     spec = {"tasks": {"t": {"command": "true", "job_count": 1}}, FILTER: "ssd & gpu"}
     told = 'no job of task "t" can start: no node matches scheduling_tag_filter "ssd & gpu"'
@@ -292,5 +291,4 @@ def test_a_job_that_a_node_may_not_hold_is_not_tried_on_each_heartbeat():
         world.suspend(each)
     order.catch_up()
     assert order.best() is first.best() is second.best() is None
-    other = world.run(jobs=9, scheduling_tag_filter="!ssd")
-    assert places(world, other) == "n2 n2 n2 n2 n2 n2 n2"
+    assert places(world, world.run(jobs=9, scheduling_tag_filter="!ssd")) == "n2 n2 n2 n2 n2 n2 n2"

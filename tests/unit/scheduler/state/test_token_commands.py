@@ -153,8 +153,7 @@ def test_a_user_has_a_bounded_number_of_tokens() -> None:
     tokens = TokenTable()
     for number in range(MAX_OWN):
         do(tokens, CreateToken(hash_token(str(number)), "alice", expires_s=10.0 if number == 7 else None), ALICE)
-    command = CreateToken(hash_token("x"), "alice")
-    do(tokens, command, ALICE, 111.0)
+    do(tokens, CreateToken(hash_token("x"), "alice"), ALICE, 111.0)
     assert tokens.find(hash_token("7")) is None, "the one that has expired made room"
     assert f"alice has {MAX_OWN} tokens" in refuse(tokens, CreateToken(hash_token("y"), "alice"), ALICE)
     do(tokens, CreateToken(hash_token("y"), "bob"), User("bob"))

@@ -216,8 +216,7 @@ def test_a_torn_page(filled: str, part: str, fill: bytes) -> None:
 
 
 def test_a_single_wrong_byte_of_a_value(filled: str) -> None:
-    at = Path(filled).read_bytes().index(RECORDS[77].value or b"")
-    overwrite(filled, at + 100, b"?")
+    overwrite(filled, Path(filled).read_bytes().index(RECORDS[77].value or b"") + 100, b"?")
     assert "the record 'operation' '00077' does not match its checksum" in refused(filled)
 
 
