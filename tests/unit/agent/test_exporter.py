@@ -78,11 +78,8 @@ def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_p
         ("cpumond_node_cpu_pressure_seconds_total", frozenset({("kind", "some")})): 2.5,
         ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")})): 1.5,
     }
-    ticks = iter(range(1, 9))
-    snapshot = make_snapshot(make_job("a"))
-    metrics = exporter.AgentMetrics(
-        lambda: msgspec.structs.replace(snapshot, tick=next(ticks)), Metrics, ReporterStats, str(tmp_path)
-    )
+    snapshots = (make_snapshot(make_job("a"), tick=tick) for tick in range(1, 9))
+    metrics = exporter.AgentMetrics(lambda: next(snapshots), Metrics, ReporterStats, str(tmp_path))
     for seconds in (1.5, 3.0):
         own.write_text(some.format(int(seconds * 1e6)))
         assert value(metrics.encode().decode(), "cpumond_job_cpu_pressure_seconds_total", job_id="a") == seconds

@@ -127,10 +127,8 @@ def test_without_names_there_are_none() -> None:
     ("min_cpu_limit=2.5e-1", "peak_memory=1e4", "throttle_vote=true", "mode=reclaim", "enable_cpu_reclaim=true"),
 ])  # fmt: skip
 def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) -> None:
-    odd = [
-        make_row(path, "cgroup", path, 0.1, 1.0)
-        for path in ('a"b', "a\\b", "c*d", "top/x y", "top/ключ", "new\nline", "tab\t")
-    ]
+    paths = ('a"b', "a\\b", "c*d", "top/x y", "top/ключ", "new\nline", "tab\t")
+    odd = [make_row(path, "cgroup", path, 0.1, 1.0) for path in paths]
     text = render_config(make_findings(WEB, JOB, FREE, *odd, assignments=assignments), lambda path: [path])
     path = tmp_path / "jobs.toml"
     path.write_text(text)
@@ -196,13 +194,9 @@ def test_series_of_cadvisor() -> None:
     ]
     period = [{"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "c", "value": "50000"}]
     notes: list[str] = []
-    found = estimate_prometheus.read_cadvisor(
-        reader(
-            container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota, container_spec_cpu_period=period
-        ),
-        "",
-        notes,
-    )
+    quotas = {"container_spec_cpu_quota": quota, "container_spec_cpu_period": period}
+    answers = reader(container_cpu_usage_seconds_total=usage, **quotas)
+    found = estimate_prometheus.read_cadvisor(answers, "", notes)
     rows = {(row.host, row.workload.kind, row.workload.name): (dict(row.ordered), row.is_limited) for row in found}
     assert rows == {
         ("h1", "docker", "web"): ({0.0: 1.5}, True),

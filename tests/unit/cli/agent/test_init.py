@@ -31,10 +31,8 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     populated = {**v2_cgroup(), "cgroup.threads": "1\n"}
-    tree = {
-        "system.slice": {"ssh.service": populated, "cron.service": populated},
-        "batch": {"one": populated, "two": populated},
-    }
+    folders = {"system.slice": ("ssh.service", "cron.service"), "batch": ("one", "two")}
+    tree = {folder: dict.fromkeys(names, populated) for folder, names in folders.items()}
     path = tmp_path / "cpumond.toml"
     path.write_text(f'mountinfo = "{make_v2_host(tmp_path, tree)}"\n')
     return path
@@ -67,9 +65,8 @@ def test_an_engine_that_is_away_just_now_is_written_with_what_to_do(config, prog
 
 def test_without_systemd_there_is_no_drop_in(config, programs, capsys, monkeypatch):
     programs.append("dockerd")
-    monkeypatch.setattr(
-        init.os.path, "isdir", lambda path, real=init.os.path.isdir: path != "/run/systemd/system" and real(path)
-    )
+    real = init.os.path.isdir
+    monkeypatch.setattr(init.os.path, "isdir", lambda path: path != "/run/systemd/system" and real(path))
     assert run(["init", "--config", str(config), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [Path(file["path"]).name for file in answer["files"]] == ["engines.toml"]

@@ -55,11 +55,8 @@ def test_the_rule_and_its_options_come_from_set(demand, capsys):
 
 def test_each_compared_rule_has_its_own_defaults_and_the_other_options(demand, capsys):
     compared = answer(capsys, demand, "--compare", "document,peak", "--set", "min_cpu_limit=2")["results"]
-    alone = [
-        answer(capsys, demand, "--set", f"limit_rule={rule}", "--set", "min_cpu_limit=2")["results"][0]
-        for rule in ("document", "peak")
-    ]
-    assert compared == alone
+    for rule, found in zip(("document", "peak"), compared, strict=True):
+        assert answer(capsys, demand, "--set", f"limit_rule={rule}", "--set", "min_cpu_limit=2")["results"] == [found]
 
 
 def test_a_longer_wait_keeps_work_of_jobs_on_reclaimed_cpu(capsys):
@@ -96,10 +93,8 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text("0,1\n1,-1\n")
     assert run(["simulate", str(path), "--cpu-limit", "8"]) == 78
-    assert capsys.readouterr() == (
-        "",
-        f"cpumond: {path}: line 2: column cores: expected a number in [0, 1e+06], got '-1'\n",
-    )
+    sentence = "line 2: column cores: expected a number in [0, 1e+06], got '-1'"
+    assert capsys.readouterr() == ("", f"cpumond: {path}: {sentence}\n")
 
 
 @pytest.mark.parametrize(("arguments", "warnings"), [

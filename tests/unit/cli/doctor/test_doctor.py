@@ -26,7 +26,7 @@ from cpumond.cli.doctor import checks as doctor_checks
 from cpumond.cli.doctor import command as doctor
 from cpumond.cli.doctor import host as doctor_host
 from cpumond.cli.doctor.checks import Finding
-from cpumond.cli.doctor.host import AgentSeen
+from cpumond.cli.doctor.host import AgentSeen, find_absent
 from cpumond.core.answers import Counters, RegisteredJob, StatusAnswer, Sums
 from cpumond.host.cgroup.mounts import Hierarchies, Mount
 from cpumond.host.cgroup.settings import CpuSettings
@@ -491,9 +491,7 @@ def test_the_address_of_the_metrics(running, problem, text, level, said):
 def test_an_address_of_all_interfaces_is_asked_on_loopback():
     asked: list[str] = []
     for listen in ("0.0.0.0:9", "[::]:9"):
-        doctor_checks.check_metrics(
-            listen, True, answer_with(""), lambda url: asked.append(url) or "", doctor_host.find_absent
-        )
+        doctor_checks.check_metrics(listen, True, answer_with(""), lambda url: asked.append(url) or "", find_absent)
     assert asked == ["http://127.0.0.1:9/metrics", "http://[::1]:9/metrics"]
     assert doctor_checks.check_metrics("", True, answer_with(""), lambda _: "", lambda _: "x").level == "ok"
 
@@ -502,23 +500,20 @@ def test_an_address_of_all_interfaces_is_asked_on_loopback():
 @pytest.mark.parametrize("running", [True, False])
 def test_an_address_that_is_not_here_is_a_warning(listen, running):
     """Whoever has it elsewhere is not asked. These are kept for documentation."""
-    finding = doctor_checks.check_metrics(
-        listen, running, answer_with(""), lambda _: pytest.fail("asked"), doctor_host.find_absent
-    )
+    finding = doctor_checks.check_metrics(listen, running, answer_with(""), lambda _: pytest.fail("asked"), find_absent)
     assert (finding.check, finding.level) == ("metrics", "warn")
-    assert finding.text == (
-        f"this host does not have the address {listen[:-2].strip('[]')}; {listen} answers no request until it is added"
-    )
+    absent = f"this host does not have the address {listen[:-2].strip('[]')}"
+    assert finding.text == f"{absent}; {listen} answers no request until it is added"
     assert "`ip address`" in finding.advice
 
 
 def test_which_hosts_are_absent(monkeypatch):
-    assert [doctor_host.find_absent(host) for host in ("127.0.0.1", "localhost", "::", "a..b")] == [""] * 4
+    assert [find_absent(host) for host in ("127.0.0.1", "localhost", "::", "a..b")] == [""] * 4
     found = [(socket.AF_INET, 2, 17, "", (address, 0)) for address in ("192.0.2.1", "203.0.113.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert doctor_host.find_absent("node-7") == "192.0.2.1 and 203.0.113.1"
+    assert find_absent("node-7") == "192.0.2.1 and 203.0.113.1"
     found.append((socket.AF_INET, 2, 17, "", ("127.0.0.1", 0)))
-    assert doctor_host.find_absent("node-7") == ""
+    assert find_absent("node-7") == ""
 
 
 def test_a_connection_is_tried_for_real():

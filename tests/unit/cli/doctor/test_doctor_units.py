@@ -81,11 +81,8 @@ def test_units_that_are_still_to_come_need_the_rights_already():
 ])  # fmt: skip
 def test_what_is_wrong_with_polkit(tmp_path, monkeypatch, loaded, active, answer, problem):
     """Programs of systemd that answer as they do on such hosts; it is seen with the real ones in the machine."""
-    programs = {
-        "systemctl": f'case "$*" in *LoadState*) echo {loaded};; *ActiveState*) echo {active};; esac',
-        "busctl": answer,
-    }
-    for name, text in programs.items():
+    systemctl = f'case "$*" in *LoadState*) echo {loaded};; *ActiveState*) echo {active};; esac'
+    for name, text in (("systemctl", systemctl), ("busctl", answer)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

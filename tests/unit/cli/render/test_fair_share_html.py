@@ -54,10 +54,8 @@ def test_without_an_integral_guarantee_there_is_a_sentence():
 
 
 def test_lines_are_thinned_and_spikes_stay():
-    rows = [
-        make_row(float(second), {43_000: 500.0, 60_000: 0.0}.get(second, 100.0 + second % 7))
-        for second in range(0, 86401, 4)
-    ]
+    spikes = {43_000: 500.0, 60_000: 0.0}
+    rows = [make_row(float(second), spikes.get(second, 100.0 + second % 7)) for second in range(0, 86401, 4)]
     page = HtmlPage(render(rows))
     times = page.charts[0]["times"]
     assert times == sorted(set(times))

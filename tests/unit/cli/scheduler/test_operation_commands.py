@@ -119,9 +119,8 @@ def test_a_second_signal_leaves_what_it_says(failing: str, error: Any, left: str
         return False
 
     steps = iter([False, True])
-    monkeypatch.setattr(
-        "cpumond.cli.scheduler.running.Follower", lambda *_: SimpleNamespace(step=step, is_final=False, details=None)
-    )
+    follower = SimpleNamespace(step=step, is_final=False, details=None)
+    monkeypatch.setattr("cpumond.cli.scheduler.running.Follower", lambda *_: follower)
     client: Any = SimpleNamespace(request=request, decode=lambda *_: Done("one", []))
     ending: Any = SimpleNamespace(wait=lambda _s: True, number=2)
     run = _Run(client, ending, waits=True)
