@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cpumond.agent.config import AgentConfig, finish_config, parse_config_text
 from cpumond.agent.service import Agent
@@ -114,6 +114,10 @@ class FakeNode:
         self.agent.start()
         return self
 
+    def end(self) -> Self:
+        self.agent.close()
+        return self
+
     def drop_agent(self) -> None:
         self.agent.table.close()
         self.agent.context.watcher.close()
@@ -193,11 +197,6 @@ class FakeNode:
         """The quota of a job in cores."""
         quota, period = self.read(job).split()
         return float("inf") if quota == "max" else int(quota) / int(period)
-
-    def cores_after_end(self, job: str) -> float:
-        """The quota of a job when the agent has ended."""
-        self.agent.close()
-        return self.cores(job)
 
     def make(self, job: str, **files: Any) -> None:
         make_tree(self.root / self.folder / job, v2_cgroup(**files))

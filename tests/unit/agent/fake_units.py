@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from fake_node import QUICK, FakeNode
@@ -11,6 +12,7 @@ from fake_node import QUICK, FakeNode
 from cpumond.agent.control import view_job
 from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.service import Agent
+from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Originals, load
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.systemd.bus import family
@@ -138,12 +140,16 @@ class UnitNode(FakeNode):
         self.bus.answer()
         self.tick()
 
+    def hear(self, *event: Any, **more: Any) -> TickSnapshot:
+        """Let systemd say this, and the agent hear of it."""
+        self.bus.news.append(UnitEvent(*event, **more))
+        return self.tick()
+
     def limit(self) -> float:
         return self.cores(UNIT)
 
-    def limits_after_end(self) -> tuple[float, float]:
-        """The limit in force, and the one that systemd has, when the agent has ended."""
-        self.agent.close()
+    def limits(self) -> tuple[float, float]:
+        """The limit in force, and the one that systemd has."""
         return self.limit(), self.bus.quota_cores()
 
     def systemd_writes(self, unit: str = UNIT) -> None:

@@ -107,7 +107,7 @@ def test_an_order_is_followed_whoever_shows_it_first(node, cores, first):
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
     node.ticks(8)
     assert node.cores("web") == 0.5, "the monitor goes on below it"
-    assert node.cores_after_end("web") == cores
+    assert node.end().cores("web") == cores
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -122,13 +122,13 @@ def test_an_order_equal_to_the_limit_in_force_is_seen(node, is_running):
         node.tick(2.0)
     else:
         node.start()
-    assert node.cores_after_end("web") == 0.5
+    assert node.end().cores("web") == 0.5
 
 
 def test_an_order_equal_to_the_limit_that_comes_with_the_end_is_kept(node, monkeypatch):
     node.write("web", "cpu.max", "50000 100000")
     monkeypatch.setattr(node.thread, "nudge", lambda _: node.answer(order(0.5), at_s=time.monotonic()))
-    assert node.cores_after_end("web") == 0.5
+    assert node.end().cores("web") == 0.5
 
 
 def test_an_order_that_the_agent_wrote_over_is_followed_too(node):
@@ -154,7 +154,7 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
     node.write("web", "cpu.max", "80000 100000")
     node.tick()
     assert node.job("web").status == "overridden", "while the engine is away it is another program's at once"
-    assert node.cores_after_end("web") == 0.8
+    assert node.end().cores("web") == 0.8
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
@@ -183,7 +183,7 @@ def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
     node.ticks(3, 1.9)
     ordered = 0.5 if is_up else 2.0
     assert (node.job("web").ordered_cores, node.cores("web") > 0.5) == (ordered, not is_up)
-    assert node.cores_after_end("web") == ordered
+    assert node.end().cores("web") == ordered
 
 
 def test_a_job_that_no_longer_has_a_limit_counts_as_its_use(node):
@@ -195,8 +195,7 @@ def test_a_job_that_no_longer_has_a_limit_counts_as_its_use(node):
     assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
     status = control.view_agent(node.snapshot())
     assert (status.totals.cpu_limit, status.jobs[0].unlimited) == (0.0, True)
-    node.agent.close()
-    assert node.read("web").split()[0] == "max"
+    assert node.end().read("web").split()[0] == "max"
 
 
 @pytest.mark.parametrize(("quota", "status"), [("200000", "shadow"), ("max", "no limit ordered")])
@@ -234,7 +233,7 @@ def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs,
     node.answer(ordered)
     node.ticks(8)
     assert (node.job("web").ordered_cores, node.cores("web")) == (1.6, 0.5)
-    assert node.cores_after_end("web") == 1.6
+    assert node.end().cores("web") == 1.6
 
 
 def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
@@ -263,7 +262,7 @@ def test_a_pin_stays_below_a_new_order(node, tells):
         node.answer(msgspec.structs.replace(order(cores), reports_request=tells))
         node.ticks(3)
         assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
-    assert node.cores_after_end("web") == 1.8
+    assert node.end().cores("web") == 1.8
 
 
 def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):
@@ -276,5 +275,4 @@ def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):
     node.answer(msgspec.structs.replace(job, ordered_cores=1.0))
     node.ticks(2)
     assert node.job("web").ordered_cores == 1.0
-    node.agent.close()
-    assert node.read("web").split()[0] == "max"
+    assert node.end().read("web").split()[0] == "max"

@@ -35,8 +35,7 @@ def test_the_guarantee_moves_and_nothing_is_written(node):
     assert report(node, "a").reclaimed_cpu_seconds > 0.0
     assert not node.agent.writer.originals
     assert node.agent.writer.writes_total == 0
-    node.agent.close()
-    assert node.files("a") == found
+    assert node.end().files("a") == found
 
 
 def test_no_job_is_refused_for_where_its_cgroup_is(make_node):

@@ -104,8 +104,7 @@ def test_an_order_counts_as_the_cpus_there_are_and_is_left_as_it_is(make_node):
     node.ticks(12, usage=2.0)
     assert (node.job("vast").current_cores, node.read("vast")) == (2.0, "12800000 100000")
     node.ticks(6)
-    node.agent.close()
-    assert node.read("vast") == "12800000 100000"
+    assert node.end().read("vast") == "12800000 100000"
 
 
 def test_capacity_and_orders_follow_the_host(make_node, logs):

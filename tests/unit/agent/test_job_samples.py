@@ -135,5 +135,4 @@ def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node
         return told.late_cpu_seconds
 
     assert [late(NO_RESTORE + source()), late(shadow), late(NO_RESTORE + source())] == [1.0, 1.0, 2.0]
-    node.agent.close()
-    assert node.reports.heartbeats[-1].jobs[0].late_cpu_seconds == 2.0
+    assert node.end().reports.heartbeats[-1].jobs[0].late_cpu_seconds == 2.0

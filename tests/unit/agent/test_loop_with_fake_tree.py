@@ -230,8 +230,7 @@ def test_a_heartbeat_holds_every_job_and_its_sequence_grows(make_node):
 
 
 def test_the_last_heartbeat_gives_everything_back(node):
-    node.agent.close()
-    assert node.reports.heartbeats[-1].jobs[0].current_cpu_limit == 4.0
+    assert node.end().reports.heartbeats[-1].jobs[0].current_cpu_limit == 4.0
     assert node.read("a") == "400000 100000"
     assert node.reports.closed == 1
 
@@ -273,7 +272,7 @@ def test_the_pause_file_stops_all_writes_at_once(make_node):
     node.ticks(6)
     assert node.cores("a") == 0.5
     pause.touch()
-    assert node.cores_after_end("a") == 4.0, "in the end all goes back"
+    assert node.end().cores("a") == 4.0, "in the end all goes back"
 
 
 def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
@@ -364,8 +363,7 @@ def test_a_lower_foreign_limit_is_the_new_original(make_node, logs, quota_us):
     assert (node.cores("a"), node.job("a").status) == (min(ordered, 0.5), "reclaim")
     node.tick(0.5, {"a": 1.0})
     assert node.cores("a") == ordered
-    node.agent.close()
-    assert node.read("a") == f"{quota_us} 100000"
+    assert node.end().read("a") == f"{quota_us} 100000"
 
 
 @pytest.mark.parametrize("usage", [0.0, 4.0])
@@ -381,7 +379,7 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
     while node.job("a").result != "overridden":
         node.tick(usage, {"a": 1.0} if usage else None)
     assert (node.cores("a"), node.job("a").ordered_cores) == (1.2, 1.2)
-    assert node.cores_after_end("a") == 1.2
+    assert node.end().cores("a") == 1.2
 
 
 @pytest.mark.parametrize("quota_us", [10_000, 120_000])
@@ -391,15 +389,14 @@ def test_an_order_between_a_kill_and_the_next_look_is_kept(node, quota_us):
     node.ticks(8)
     job = node.job("a")
     assert (node.cores("a"), job.status, job.ordered_cores) == (quota_us / 1e5, "overridden", quota_us / 1e5)
-    node.agent.close()
-    assert node.read("a") == f"{quota_us} 100000"
+    assert node.end().read("a") == f"{quota_us} 100000"
 
 
 def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
     (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
     node.write("a", "cpu.max", "45000 100000\n")
     node.kill_and_restart()
-    assert node.cores_after_end("a") == 4.0
+    assert node.end().cores("a") == 4.0
 
 
 def test_without_a_time_for_overrides_an_order_is_lowered_once_on_disk(make_node, monkeypatch):
@@ -415,7 +412,7 @@ def test_without_a_time_for_overrides_an_order_is_lowered_once_on_disk(make_node
     monkeypatch.undo()
     node.ticks(8)
     assert (node.cores("a"), node.job("a").status, node.job("a").ordered_cores) == (0.5, "reclaim", 2.0)
-    assert node.cores_after_end("a") == 2.0
+    assert node.end().cores("a") == 2.0
 
 
 def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatch, refuse_writes):
@@ -436,8 +433,7 @@ def test_a_restore_that_failed_when_its_source_went_is_done_in_the_end(node, mon
     monkeypatch.undo()
     assert [record["event"] for record in logs if record["log_level"] == "error"] == ["restore_failed"]
     assert node.cores("a") == 0.5
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
+    assert node.end().read("a") == "400000 100000"
 
 
 def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_node):
@@ -507,8 +503,7 @@ def test_a_limit_set_while_the_agent_opens_its_cgroup_is_not_missed(make_node, m
     monkeypatch.setattr("cpumond.agent.table.open_cgroup", lambda *place: Slow(open_cgroup(*place)))
     node.ticks(8)
     assert (node.job("a").ordered_cores, node.cores("a")) == (3.0, 0.5)
-    node.agent.close()
-    assert node.read("a") == written[0]
+    assert node.end().read("a") == written[0]
 
 
 def test_a_directory_made_again_is_watched_again_and_looked_at_once_more(make_node):
@@ -551,8 +546,7 @@ def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
     take_away(node.directory / "state")
     node.tick({"a": 0.5}, {"a": 1.0})
     assert node.read("a") == "400000 100000"
-    node.agent.close()
-    assert node.read("b") == "400000 100000"
+    assert node.end().read("b") == "400000 100000"
 
 
 @pytest.mark.parametrize("config", [

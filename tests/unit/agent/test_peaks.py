@@ -195,15 +195,13 @@ def test_an_agent_that_never_read_the_file_or_was_ousted_does_not_write_it(make_
     node = make_peak_node(make_node)
     learn_something(node, held=False)
     node.agent.writer.is_ousted = True
-    node.agent.close()
-    assert not path_of(node).exists()
+    assert not path_of(node.end()).exists()
 
 
 def test_under_the_documents_rule_there_is_no_file_and_no_thread(make_node):
     node = make_node({"a": FOUR}, config=DOCUMENT + source()).run(8)
     store(node)
-    node.agent.close()
-    assert not path_of(node).exists()
+    assert not path_of(node.end()).exists()
     assert node.agent.context.peaks._thread is None
 
 
@@ -284,8 +282,7 @@ def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
     assert node.snapshot().problems == ()
     assert load(str(path_of(node)), Peaks).jobs.keys() == {"jobs/a"}
     obstacle.mkdir()
-    node.agent.close()
-    assert node.read("a") == "400000 100000", "it keeps no limit low at the end"
+    assert node.end().read("a") == "400000 100000", "it keeps no limit low at the end"
     assert [record["event"] for record in logs].count("peaks_not_written") == 2
 
 

@@ -209,8 +209,7 @@ def test_a_change_whose_reply_comes_too_late_is_made_once(node: Asked) -> None:
 
 
 def test_an_agent_that_ends_replies_nothing(node: Asked) -> None:
-    node.agent.close()
-    assert node.requests.carry_out(JobRequest("r1", "explain", "j1"), 10.0) is None
+    assert node.end().requests.carry_out(JobRequest("r1", "explain", "j1"), 10.0) is None
 
 
 def test_the_pin_of_a_job_that_ended_is_forgotten(node: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,14 @@ def test_systemd_lowers_a_limit_and_a_raise_holds_before_it_knows(node: UnitNode
     assert (node.limit(), node.status()["current_cpu_limit"]) == (2.0, 2.0)
     assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 0}
     node.wake()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 2.0)
+    assert node.limits() == (4.0, 2.0)
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
 @pytest.mark.parametrize("kind", ["away", "denied", "refused"])
 def test_a_lower_limit_that_systemd_does_not_take_is_written(node: UnitNode, kind: str) -> None:
     node.ticks(2)
-    node.bus.news.append(UnitEvent(kind, "" if kind == "away" else UNIT, node.bus.told[UNIT], text="no"))
-    node.tick()
+    node.hear(kind, "" if kind == "away" else UNIT, node.bus.told[UNIT], text="no")
     assert node.limit() <= 2.0
     node.ticks(4)
     assert node.limit() == 0.5
@@ -48,8 +47,7 @@ def test_a_burst_is_lowered_before_systemd_lowers_the_quota(node: UnitNode) -> N
     node.write(UNIT, "cpu.max.burst", "300000\n")
     node.ticks(2)
     assert (node.read(UNIT, "cpu.max.burst"), node.limit()) == ("200000", 4.0)
-    node.agent.close()
-    assert node.read(UNIT, "cpu.max.burst") == "300000"
+    assert node.end().read(UNIT, "cpu.max.burst") == "300000"
 
 
 def test_an_order_of_ours_that_systemd_writes_late_is_written_over_at_once(node: UnitNode) -> None:
@@ -78,27 +76,25 @@ def test_an_order_through_systemd_is_respected_up_and_down(node: UnitNode, cores
     assert node.originals().cgroups[PATH].settings.cores == cores
     node.ticks(5)
     assert node.limit() == cores
-    assert node.limits_after_end() == (cores, cores)
+    assert node.end().limits() == (cores, cores)
 
 
 def test_without_an_answer_a_raise_is_respected_and_the_original_stays(node: UnitNode) -> None:
     node.lower()
     node.file.write_text("150000 100000\n")
     node.tick()
-    node.bus.news.append(UnitEvent("away", text="the bus is away"))
-    snapshot = node.tick()
+    snapshot = node.hear("away", text="the bus is away")
     job = node.status()
     assert (job["status"], job["override_by"], job["cpu_limit"], node.limit()) == ("overridden", "", 4.0, 1.5)
     assert "the bus is away" in snapshot.problems[-1]
-    assert node.cores_after_end(UNIT) == 4.0
+    assert node.end().cores(UNIT) == 4.0
 
 
 def test_what_a_reload_gives_back_that_outranks_us_is_taken_again_at_once(node: UnitNode) -> None:
     """A drop-in named override.conf wins over the one of our property."""
     node.lower()
     node.order(4.0)
-    node.bus.news.append(UnitEvent("reloaded"))
-    node.tick()
+    node.hear("reloaded")
     node.bus.answer()
     snapshot = node.tick(0.4)
     node.bus.obey()
@@ -109,8 +105,7 @@ def test_what_a_reload_gives_back_that_outranks_us_is_taken_again_at_once(node: 
 @pytest.mark.parametrize(("cores", "kind"), [(4.0, "raise"), (0.1, "lower")])
 def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cores: float, kind: str) -> None:
     node.lower()
-    node.bus.news.append(UnitEvent("away", text="the bus is away"))
-    node.tick()
+    node.hear("away", text="the bus is away")
     node.order(cores)
     assert node.tick().foreign_writes == {"raise": 0, "lower": 0, kind: 1}
     assert (node.status()["override_by"], node.originals().cgroups[PATH].settings.cores) == ("", 4.0)
@@ -141,7 +136,7 @@ def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> No
     job = node.status()
     assert (job["cpu_limit"], job["current_cpu_limit"], job["status"]) == (4.0, 0.5, "reclaim")
     assert node.originals().cgroups[PATH].inode != inode
-    assert node.limits_after_end() == (4.0, 4.0)
+    assert node.end().limits() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["unit removed", "time is over"])
@@ -151,8 +146,7 @@ def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bo
     node.tick()
     assert UNIT not in node.bus.told
     if said:
-        node.bus.news.append(UnitEvent("removed", UNIT))
-        node.tick()
+        node.hear("removed", UNIT)
     else:
         node.ticks(7)
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
@@ -166,10 +160,8 @@ def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
     node.lower()
     node.remove(UNIT)
     node.ticks(8)
-    node.bus.news.append(UnitEvent("no-unit", UNIT, node.bus.told.pop(UNIT)))
-    node.tick()
-    node.agent.close()
-    assert node.originals().cgroups == {}
+    node.hear("no-unit", UNIT, node.bus.told.pop(UNIT))
+    assert node.end().originals().cgroups == {}
 
 
 @pytest.mark.parametrize("first", ["agent", "unit"])
@@ -190,8 +182,7 @@ def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode, first: 
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
     assert node.status()["labels"] == {}
     assert (UNIT, ("User",)) in node.bus.asked
-    node.bus.news.append(UnitEvent("answer", UNIT, values={"User": "alice"}))
-    node.tick()
+    node.hear("answer", UNIT, values={"User": "alice"})
     assert node.status()["labels"] == {"User": "alice"}
 
 
@@ -227,8 +218,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     node.systemd_writes()
     node.tick()
     assert node.agent.table.by_unit[UNIT].watches
-    node.agent.close()
-    assert node.bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
+    assert node.end().bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
 
 
 def lose_limit_file(node: UnitNode) -> None:
@@ -256,7 +246,7 @@ def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> No
     assert snapshot.foreign_writes == {"raise": 0, "lower": 0}
     assert (node.status()["cpu_limit"], node.status()["status"], node.limit()) == (1.5, "reclaim", 0.5)
     assert node.originals().cgroups[PATH].settings.cores == 1.5
-    assert node.limits_after_end() == (1.5, 1.5)
+    assert node.end().limits() == (1.5, 1.5)
 
 
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])
@@ -279,7 +269,7 @@ def test_what_systemd_took_last_is_ours_however_many_orders_ago(node: UnitNode, 
     assert node.tick().foreign_writes == {"raise": 0, "lower": 0}
     assert (node.status()["cpu_limit"], node.status()["status"]) == (4.0, "reclaim")
     assert node.originals().cgroups[PATH].settings.cores == 4.0
-    assert node.limits_after_end() == (4.0, 4.0)
+    assert node.end().limits() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away", ""])
@@ -289,8 +279,7 @@ def test_a_unit_that_starts_before_its_original_was_taken_back_keeps_it(node: Un
     node.ticks(7)
     told = node.bus.told.pop(UNIT)
     if kind:
-        node.bus.news.append(UnitEvent(kind, "" if kind == "away" else UNIT, told, text="no"))
-        node.tick()
+        node.hear(kind, "" if kind == "away" else UNIT, told, text="no")
     node.make(UNIT)
     node.systemd_writes()
     node.tick()
@@ -314,8 +303,7 @@ def test_a_denied_restore_is_sent_each_minute_and_to_a_new_bus(node: UnitNode) -
     node.tick(seconds=60.0)
     assert node.bus.told == {UNIT: ((QUOTA, 4_000_000),)}
     node.bus.told = {}
-    node.bus.news.append(UnitEvent("connected"))
-    node.tick()
+    node.hear("connected")
     assert node.bus.told == {UNIT: ((QUOTA, 4_000_000),)}
     assert list(node.originals().cgroups) == [PATH]
     node.bus.denies = False
@@ -343,7 +331,7 @@ def test_an_original_of_an_older_version_is_noted_before_systemd_is_asked(node: 
     assert seen == [UNIT]
     node.bus.obey()
     assert node.bus.quota_cores() == 0.5
-    assert node.limits_after_end() == (4.0, 4.0)
+    assert node.end().limits() == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("cores", [1.0, 1.5, 8.0])
@@ -425,8 +413,7 @@ def test_a_unit_that_gets_no_limit_file_is_not_lowered(bare: UnitNode, kind: str
     whole = FAKE_CPUS
     bare.ticks(3)
     assert dict(bare.bus.told[UNIT])[QUOTA] < 1e6 * whole
-    bare.bus.news.append(UnitEvent(kind, "" if kind == "away" else UNIT, bare.bus.told[UNIT], text="no"))
-    bare.tick()
+    bare.hear(kind, "" if kind == "away" else UNIT, bare.bus.told[UNIT], text="no")
     assert bare.status()["current_cpu_limit"] == whole
     assert bare.status()["last_error"] == "systemd created no limit file for it: no"
     bare.bus.told = {}
@@ -481,6 +468,6 @@ def test_no_unit_no_thread_and_no_library(tmp_path: Path) -> None:
     )  # fmt: skip
     node.run(6)
     assert (node.limit(), node.status()["unit"]) == (0.5, "")
-    assert node.cores_after_end(UNIT) == 4.0
+    assert node.end().cores(UNIT) == 4.0
     assert threading.active_count() == threads
     assert not [name for name in set(sys.modules) - loaded if name.startswith("dbus_fast")]

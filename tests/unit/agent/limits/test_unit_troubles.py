@@ -57,7 +57,7 @@ def test_a_cgroup_that_systemd_has_not_written_yet_is_no_order(node: UnitNode, h
     node.systemd_writes()
     node.ticks(4)
     assert node.status()["cpu_limit"] == 4.0
-    assert node.cores_after_end(UNIT) == 4.0
+    assert node.end().cores(UNIT) == 4.0
 
 
 def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -
     node.agent.rescan_now()
     node.tick()
     assert node.status()["cpu_limit"] == 4.0
-    assert node.cores_after_end(f"../other.slice/{UNIT}") == 4.0
+    assert node.end().cores(f"../other.slice/{UNIT}") == 4.0
 
 
 def test_a_unit_that_came_again_and_is_no_job_any_more_is_put_back(node: UnitNode) -> None:
@@ -90,23 +90,21 @@ def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node:
     """polkit goes: the file is put back at the end, systemd keeps 0.5, and writes it at a reload in the next run."""
     node.lower()
     node.bus.denies = True
-    assert node.limits_after_end() == (4.0, 0.5)
+    assert node.end().limits() == (4.0, 0.5)
     assert PATH in node.originals().cgroups
     node.bus.closed, node.bus.told, node.bus.news = 0, {}, [UnitEvent("connected")]
     node.agent = node.make_agent()
     node.run(2)
     node.obey()
     node.systemd_writes()
-    node.bus.news.append(UnitEvent("reloaded"))
-    node.tick()
+    node.hear("reloaded")
     node.answer()
     assert node.status()["cpu_limit"] == 4.0
-    assert node.cores_after_end(UNIT) == 4.0
+    assert node.end().cores(UNIT) == 4.0
 
 
 def test_units_of_a_host_without_a_bus_are_forgotten_when_they_end(node: UnitNode) -> None:
-    node.bus.news.append(UnitEvent("away", text="there is no bus"))
-    node.tick()
+    node.hear("away", text="there is no bus")
     for number in range(6):
         unit = f"job{number}.service"
         node.make(unit)
@@ -172,7 +170,7 @@ def go_down(node: UnitNode) -> float:
 def assert_ordered(node: UnitNode, cores: float) -> None:
     assert (node.limit(), node.status()["cpu_limit"], node.bus.quota_cores()) == (cores, cores, cores)
     assert node.originals().cgroups[PATH].settings.cores == cores
-    assert node.limits_after_end() == (cores, cores)
+    assert node.end().limits() == (cores, cores)
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["by us", "by systemd"])
@@ -221,11 +219,11 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     node.obey()
     assert node.originals().cgroups[PATH].settings.cores == 2.0
     node.bus.obey()
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.limits() == (2.0, 2.0)
     node.ticks(2)
     assert node.agent.close() == 0
     assert node.originals().cgroups == {}
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.limits() == (2.0, 2.0)
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -236,7 +234,7 @@ def test_so_it_does_at_the_end(node: UnitNode, paused: bool) -> None:
         (node.directory / "run" / "pause").touch()
     order_unseen(node, 2.0)
     assert node.agent.close() == 0
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.limits() == (2.0, 2.0)
     assert node.originals().cgroups == {}
 
 
@@ -254,7 +252,7 @@ def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int,
     node.systemd_writes()
     node.ticks(2)
     assert node.status()["cpu_limit"] == 2.0
-    assert node.cores_after_end(UNIT) == 2.0
+    assert node.end().cores(UNIT) == 2.0
 
 
 def test_a_limit_that_cannot_go_back_is_not_lost_for_an_order(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +266,7 @@ def test_a_limit_that_cannot_go_back_is_not_lost_for_an_order(node: UnitNode, mo
         node.tick()
     assert node.limit() == 2.0
     node.obey(12)
-    assert (node.limit(), node.bus.quota_cores()) == (3.0, 3.0)
+    assert node.limits() == (3.0, 3.0)
 
 
 def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +279,7 @@ def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypa
         node.tick()
     node.ticks(2)
     assert node.status()["cpu_limit"] == 1.5
-    assert node.cores_after_end(UNIT) == 1.5
+    assert node.end().cores(UNIT) == 1.5
 
 
 def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
@@ -293,8 +291,8 @@ def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
     node.bus.stored[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
     node.obey(4)
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-    assert node.limits_after_end() == (2.0, 2.0)
+    assert node.limits() == (2.0, 2.0)
+    assert node.end().limits() == (2.0, 2.0)
 
 
 def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
@@ -355,7 +353,7 @@ def test_an_order_right_before_the_end_is_respected(node: UnitNode, ticks: int) 
     node.bus.answers_when_flushed = True
     node.order(2.0)
     node.ticks(ticks)
-    assert node.limits_after_end() == (2.0, 2.0)
+    assert node.end().limits() == (2.0, 2.0)
 
 
 def test_a_copy_that_cannot_be_written_is_removed(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
