@@ -58,7 +58,7 @@ _OPERATION: Final = "/operations/{operation}"
 _JOB: Final = "/operations/{operation}/jobs/{job}"
 _NODE: Final = "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
-"""Statuses with which endpoints refuse that wait for a node, or for the disk with the history."""
+"""Statuses of refusals, for endpoints that wait for a node, or for the disk with the history."""
 
 
 def _get(

@@ -57,7 +57,7 @@ class InheritedEntry(View, frozen=True):
 
 
 class RightsTarget(NamedTuple):
-    """The object of a question: an operation, an explicit pool, a tree (as its ``<Root>``); else ``tree`` is ""."""
+    """The object of a question: an operation, an explicit pool, a tree (its ``<Root>``); for others ``tree`` is ""."""
 
     tree: str = ""
     pool: str = ROOT_POOL
@@ -204,7 +204,7 @@ def explain_pool_permissions(rights: Rights, pool: PoolElement) -> dict[str, str
 
 
 def explain_operation_permissions(rights: Rights, record: OperationRecord) -> dict[str, str]:
-    """The same for an operation. Its ``administer`` is the right to change the operation's own access list."""
+    """Return permission -> "" or the reason why not, for an operation; ``administer``: of its own access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
 

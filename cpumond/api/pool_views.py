@@ -113,7 +113,7 @@ class PoolView(View, frozen=True):
 
 
 class TreeFile(View, frozen=True):
-    """A tree in the form of a tree file: options that are set, pools depth first. ``revision`` changes when it does."""
+    """A tree as a tree file shows it: options that are set, pools depth first. ``revision`` changes with the tree."""
 
     tree: str
     revision: str

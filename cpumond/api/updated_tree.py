@@ -83,7 +83,7 @@ class UpdatedTree:
 
     @_once
     def limited_demand(self, element: Element) -> Vector:
-        """Demand capped by the limits, in absolute amounts; a pool's is the sum over children, each capped so (2.5)."""
+        """Absolute demand, capped by the limits; for a pool, the sum of its children's capped demands (2.5)."""
         demand = element.demand
         if isinstance(element, PoolElement):
             below: list[Element] = [*element.children.values(), *element.operations.values()]

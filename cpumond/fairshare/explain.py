@@ -373,7 +373,7 @@ def _describe_scarce(tree: _Tree, name: str) -> str:
 
 
 def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
-    """Return, as ``1 of 4``, an element's weight and the sum of the weights of it and of the siblings that count."""
+    """Return, as ``1 of 4``, an element's weight and the total weight of the element and the siblings that count."""
     own = tree.element(name).weight
     others = sum_in_order(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
     return f"{own:g} of {own + others:g}"

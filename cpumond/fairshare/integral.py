@@ -31,7 +31,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives each pool of a subtree its function, computed only as far as is needed at a given suggestion to the top (9)."""
+"""Gives each pool of a subtree its function, as far as it is needed to evaluate a suggestion at the top pool (9)."""
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:

@@ -100,10 +100,10 @@ def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
 def weighted_path(functions: list[ShareFunction], factors: list[float], reach: float, improved: bool) -> Path:
     """Return the path of a fair_share pool: the sum of its children's functions, with arguments scaled by weight (9.2).
 
-    Children are in their order. ``factors`` are weights divided by the smallest one. ``reach``: a fit factor in (0, 1].
+    Children keep their order. ``factors`` are weights divided by the smallest one. ``reach``: a fit factor in (0, 1].
     The path ends at the last change of slope up to ``reach``, or at its real end if that is 1; the functions are known
-    that far. ``improved``: children that jump at the same fit factor do so one by one, in their order. The time of the
-    one sweep over all changes is linear in their number, except for sorting."""
+    that far. ``improved``: children that jump at the same fit factor do so one by one, in their order. The single sweep
+    over all changes takes time linear in their number, apart from sorting."""
     path = Path(functions, factors, reach == 1.0)
     takers = [child for child, function in enumerate(functions) if function is not NOTHING]
     if len(takers) == 1 and factors[takers[0]] >= 1.0:

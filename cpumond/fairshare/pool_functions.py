@@ -152,7 +152,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     for n in range(begin, len(slopes)):
         m = slopes[n]
         high = max(levels[n + 1])
-        if high > NEARLY_ONE and n + 1 < piece.exact_until:  # shares depend on whether it is exactly 1 (9.4, trim)
+        if high > NEARLY_ONE and n + 1 < piece.exact_until:  # shares depend on whether that is exactly 1 (9.4, trim)
             values[n + 1] = _exact_value(path, first + n + 1, m, values[n], values[n + 1], levels[n + 1])
             levels[n + 1] = subtract(values[n + 1], q)
             high = max(levels[n + 1])
@@ -163,7 +163,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
         elif m is None:  # B waits below the jump until its upper end is affordable
             segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]), values[n])
             segments.moved = high < 1.0
-        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource is the highest throughout
+        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource has the highest level throughout
             a, b, c, d, e = m
             rate = (xs[n + 1] - xs[n]) / (high - s)
             slope = (a * rate, b * rate, c * rate, d * rate, e * rate)

@@ -111,7 +111,7 @@ def quantise_cpu(cores: float) -> float:
 
 
 def scale_cpu(cores: float, factor: float) -> float:
-    """``cores``, a multiple of 0.01, times ``factor``. Computed in hundredths and rounded to a whole hundredth (17)."""
+    """Return ``cores``, a multiple of 0.01, times ``factor``, computed in hundredths and rounded to hundredths (17)."""
     return round_half_away(round(cores * 100.0) * factor) / 100.0
 
 

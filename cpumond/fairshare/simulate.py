@@ -133,7 +133,7 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
     if after.at_s <= before.at_s:
         raise FairShareInputError(
             f"{where}.at: {format_duration(after.at_s)} is not after the {format_duration(before.at_s)} of script "
-            f"{place}; sort the events of {quoted(after.operation)} by time, one at a time"
+            f"{place}; sort the events of {quoted(after.operation)} by time, each at its own time"
         )
     if after.at_s < before.end_s:
         raise FairShareInputError(
@@ -142,8 +142,8 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
         )
     if before.repeat_every_s is not None and after.repeat_every_s != before.repeat_every_s:
         raise FairShareInputError(
-            f"{where}.repeat_every: must be {format_duration(before.repeat_every_s)}, as of script {place}; events "
-            f"of {quoted(after.operation)} that repeat come last and have one period"
+            f"{where}.repeat_every: must be {format_duration(before.repeat_every_s)}, as in script {place}; events "
+            f"of {quoted(after.operation)} that repeat must come last and have one period"
         )
 
 

@@ -176,8 +176,8 @@ class FairShareUpdater:
         """Give ``top`` its function up to ``suggestion``, and all pools below it theirs as far as needed (9).
 
         A pool's path is first made up to its ``reach``, a guess, which also determines how far its children must be
-        known. If that is not enough, it is made again: 2 times as far, then each time 8 and 32 times as far as the time
-        before, and then as a whole."""
+        known. If that is not enough, it is made again: first 2 times, then 8 times, then 32 times as far as the time
+        before, and then in full."""
         top.need = suggestion
         stack = [top]
         while stack:

@@ -78,7 +78,7 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # There may be 50,000 operations, so the wrong value is searched only once a comparison failed. NaN fails each
+        # There may be 50,000 operations, so the wrong value is looked for only once a comparison failed. NaN fails each
         # of them, too.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
@@ -112,7 +112,7 @@ def _refuse_operation(operation: Operation) -> None:
     pairs = zip(RESOURCES, operation.demand, operation.usage, strict=True)
     resource, demand, usage = next(pair for pair in pairs if pair[1] < pair[2])
     raise FairShareInputError(
-        f"{where}: demand: {resource} is {number(demand)}, below its usage of {number(usage)}; demand includes usage"
+        f"{where}: demand: {resource} is {number(demand)}, below its usage of {number(usage)}; demand must cover usage"
     )
 
 

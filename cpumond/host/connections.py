@@ -176,7 +176,7 @@ class Bounded(asyncio.Protocol):
         self.flow = self._flow = _Flow(transport, self)
         # Read small pieces, as each is parsed in one go. An event loop that ignores this reads larger ones.
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
-        # ``pause_writing`` is called as soon as the client has not read one byte.
+        # ``pause_writing`` is called as soon as a single written byte waits for the client.
         transport.set_write_buffer_limits(high=0)
         self._unsent = 0
         peer = transport.get_extra_info("peername")

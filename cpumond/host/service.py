@@ -125,7 +125,7 @@ class ServiceManager:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
         self._unescapes = "SYSTEMD_EXEC_PID" in environment
-        """Systemd from 248 on sets this variable. From 246 on it removes each backslash of a message, and drops a
+        """systemd sets this variable from 248 on. From 246 on it removes each backslash of a message, and drops a
         message that ends with a backslash."""
         self.watchdog_s = math.inf
         if environment.get("NOTIFY_SOCKET"):

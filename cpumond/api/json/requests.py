@@ -370,9 +370,9 @@ class WasteQuery(Query, frozen=True):
 
 class EventsQuery(Query, frozen=True):
     """Filters; those not given match everything. ``pool`` (of the default tree without ``tree``) includes the pools
-    below. ``before``: only events with lower numbers, 0 for all. ``since_s``: only events of so many last seconds, 0
-    for all. ``since`` and ``until``: only events between these times, in seconds since 1970. ``changes``: only changes
-    of trees or pools."""
+    below. ``before``: only events with lower numbers, 0 for all. ``since_s``: only events of the last ``since_s``
+    seconds, 0 for all. ``since`` and ``until``: only events between these times, in seconds since 1970. ``changes``:
+    only changes of trees or pools."""
 
     limit: _Limit = 50
     before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0

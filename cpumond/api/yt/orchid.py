@@ -206,7 +206,7 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
-    """Return alerts: the pool of a waiting operation is full (3.2); why no job can start (3.7); ``told``."""
+    """Return alerts: a waiting operation's pool is full (3.2); no job can start (3.7); ``told`` about options."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)

@@ -203,7 +203,7 @@ class Cgroup:
         return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """Return the files in which another program's change of the limit that ``actuator`` moves is seen."""
+        """Return the files that change if another program changes the limit that ``actuator`` moves."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Message:
     def many(self, field: int) -> list[bytes]:
         found = [each for each in self._values.get(field, ()) if isinstance(each, bytes)]
         if len(found) < len(self._values.get(field, ())):
-            raise WireError(f"field {field} is a number")
+            raise WireError(f"field {field} is a number, not text or a message")
         return found
 
     def text(self, field: int) -> str:

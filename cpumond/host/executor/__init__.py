@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Imported late: the keeper is a part of this package and has only the standard library.
+    # Not at run time: the keeper is a part of this package and has only the standard library.
     from cpumond.host.cgroup.idle import IdleClass
     from cpumond.host.cgroup.job_tree import JobCgroupTree
     from cpumond.host.executor.model import Executor

@@ -77,7 +77,7 @@ class CgroupExecutor(Executor):
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
-        """Jobs of earlier runs of the agent for which the agent asked."""
+        """Those jobs of the agent's earlier runs that the agent asked for."""
         self._events = EventQueue()
         self._reported: list[Record] = []
         self._epoll = select.epoll()

@@ -191,7 +191,7 @@ class KeeperLink:
                 if os.fstat(errors.fileno()).st_size > _MAX_LOG_BYTES:
                     errors.truncate(0)
                 self._starting = subprocess.Popen(  # noqa: S603 - our own program
-                    # Without site, because it needs only the standard library, and stays small so.
+                    # Without site: the keeper needs only the standard library, and stays small.
                     [sys.executable, "-I", "-S", keeper.PROGRAM, os.path.abspath(self._runtime_dir)],
                     env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                     stdin=subprocess.DEVNULL,

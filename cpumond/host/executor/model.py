@@ -50,7 +50,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The job's process runs in ``cgroup`` (relative to the cpu hierarchy) since ``start_time`` (s since 1970)."""
+    """The job's process has run in ``cgroup`` (relative to the cpu hierarchy) since ``start_time`` (s since 1970)."""
 
     job_id: str
     cgroup: str

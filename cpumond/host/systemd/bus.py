@@ -92,7 +92,7 @@ class UnitBus:
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Cancel properties to set for a unit that were not sent to systemd yet."""
+        """Cancel what ``set`` requested for a unit, unless it was sent to systemd already."""
         with self._lock:
             self._unreported.pop(unit, None)
             self._others.pop(unit, None)

@@ -195,7 +195,7 @@ def test_a_difference_in_the_last_digits_is_no_change(factor, is_noise):
     ([ramp(0, 60, 5), stop(30)],
      "script 2.at: 30s is within the ramp of script 1 of the same operation, which is over at 1m; begin later"),
     ([start(0, 5, repeat_every_s=60.0), stop(30)],
-     'script 2.repeat_every: must be 1m, as of script 1; events of "o" that repeat come last and '),
+     'script 2.repeat_every: must be 1m, as in script 1; events of "o" that repeat must come last and '),
     ([start(0, 5, repeat_every_s=60.0), stop(60, repeat_every_s=60.0)],
      "script 2: is over at 1m, but script 1 of the same operation happens again at 1m; use a longer "),
     ([start(0, 5, repeat_every_s=60.0), ramp(30, 31, 0, repeat_every_s=60.0)], "script 2: is over at 61s, but "),

@@ -154,7 +154,7 @@ LIMIT = "expected a number >= 0, infinite for no limit, got"
     (one_operation(usage=cpu(-1.0)), f'operation "o": usage: cpu: {AMOUNT} -1'),
     (one_operation(resource_limits=limit(-1.0)), f'operation "o": resource_limits: cpu: {LIMIT} -1'),
     (one_operation(demand=(1.0, 2.0, 0.0, 0.0, 0.0), usage=(1.0, 2.5, 0.0, 0.0, 0.0)),
-     'operation "o": demand: cpu is 2, below its usage of 2.5; demand includes usage'),
+     'operation "o": demand: cpu is 2, below its usage of 2.5; demand must cover usage'),
 ])  # fmt: skip
 def test_a_wrong_number_is_said_with_its_element_and_key(snapshot, message):
     assert refusal(snapshot) == message
@@ -172,7 +172,7 @@ def test_no_component_of_an_operation_is_overlooked(r, bad, field):
 @pytest.mark.parametrize("r", range(5))
 def test_demand_covers_usage_in_every_resource(r):
     usage = tuple(float(n == r) for n in range(5))
-    assert "is 0, below its usage of 1; demand includes usage" in refusal(one_operation(usage=usage))
+    assert "is 0, below its usage of 1; demand must cover usage" in refusal(one_operation(usage=usage))
 
 
 @pytest.mark.parametrize(("options", "message"), [
