@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
+from store_contract import content
 
-from cpumond.scheduler.store import Arbiter, Change, FencedError, Lease, Store, StoreError
+from cpumond.scheduler.store import Arbiter, Change, FencedError, Lease, StoreError
 
 
 class Rig(Protocol):
@@ -16,23 +17,15 @@ class Rig(Protocol):
 
     def make(self) -> Arbiter:
         """Another scheduler's arbiter on the same engine."""
-        ...
 
     def wait(self, seconds: float) -> None:
         """Let so much time pass by the engine's clock."""
-        ...
 
     def end_sessions(self, arbiter: Arbiter) -> None:
         """End this arbiter's sessions at the engine; it does not know until it uses them."""
-        ...
 
     def end_store_sessions(self) -> None:
         """The same for the sessions of all stores."""
-        ...
-
-
-def content(store: Store) -> dict[tuple[str, str], bytes]:
-    return {(kind, key): value for kind, key, value in store.load()}
 
 
 class ArbiterContract:

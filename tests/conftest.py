@@ -121,8 +121,7 @@ def choose_by_spine(lane: str, items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def compile_once() -> None:
-    """Compile all test modules of the short lane on all cores, where none is compiled yet: else each process of
-    pytest-xdist, all begun at once, would compile every one of them."""
+    """Compile the short lane's test modules on all cores if none is yet: else each process of xdist would do it."""
     if any(UNIT.rglob("__pycache__/test_*-pytest-*.pyc")):
         return
     folders = [*(path for path in UNIT.iterdir() if path.name != "__pycache__"), TESTS / "property"]
@@ -131,10 +130,8 @@ def compile_once() -> None:
     cores = min(len(os.sched_getaffinity(0)), 4)
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
     begun = [
-        subprocess.Popen(
-            [*command, *map(str, folders[core::cores])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for core in range(cores)
+        subprocess.Popen([*command, *map(str, folders[n::cores])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for n in range(cores)
     ]
     for process in begun:
         process.wait()
@@ -147,7 +144,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """All processes share a room."""
     node.workerinput["room"] = node.config.stash[ROOM].name
     node.workerinput["lane"] = node.config.stash[LANE]
 
@@ -191,16 +187,13 @@ def is_named(config: pytest.Config, folder: Path) -> bool:
 
 
 def are_all_in(config: pytest.Config, lane: Path) -> bool:
-    """Whether this run is of tests in this folder only."""
     return all(Path(os.path.abspath(name.partition("::")[0])).is_relative_to(lane) for name in config.args)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests run in several processes; one that is marked ``alone`` waits until the others rest, and keeps it so.
-
-    It waits before its own time begins. Other work of this host cannot be asked to rest: it gets what is left.
-    """
+    """One that is marked ``alone`` waits until the others rest, before its own time begins, and keeps it so. Other work
+    of this host cannot be asked to rest: it gets what is left."""
     alone = item.get_closest_marker("alone") is not None
     room = getattr(item.config, "workerinput", {}).get("room")
     with contextlib.ExitStack() as stack:

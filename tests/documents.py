@@ -35,10 +35,8 @@ SHOWN: Final = re.compile(r"(?:[$#] )?(?:\S+=\S+ |\S+ && )*(?:\S*/)?cpumond ")
 
 
 def list_commands(text: str) -> Iterator[tuple[list[str], bool]]:
-    """Words of each `cpumond` command, and whether it stands in a fenced block; not those with an ellipsis.
-
-    A command between backquotes may lack arguments.
-    """
+    """Words of each `cpumond` command, and whether it stands in a fenced block; not those with an ellipsis. One between
+    backquotes may lack arguments."""
     blocks = [(language, re.sub(r"\\\n\s*", " ", block)) for language, block in FENCED.findall(text)]
     lines = [(line, True) for language, block in blocks for line in block.splitlines()
              if language == "sh" or (language in ("console", "") and SHOWN.match(line))]  # fmt: skip

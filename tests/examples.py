@@ -1,8 +1,5 @@
 """How many examples the laws are tried on: a few others in each run, more with `pytest --all` or where files are named,
-many with CPUMOND_EXAMPLES=all; in CI always the same ones.
-
-CI judges a change by the change alone, so an example that was never seen before must not decide there.
-"""
+many with CPUMOND_EXAMPLES=all; in CI always the same ones, since a new one must not decide there."""
 
 import os
 from typing import Any, Final

@@ -16,8 +16,6 @@ def row(kind: int, **columns: float) -> list[float]:
 
 
 class Tape:
-    """Makes ticks one after the other."""
-
     def __init__(self, at: float = START) -> None:
         self.at = at
 

@@ -10,8 +10,7 @@ VOID = {"meta"}
 
 
 class HtmlPage(HTMLParser):
-    """The elements with their attributes and texts, and the graphs; fails where elements are not nested well, where
-    something is from elsewhere, or where anything but the page's own script would run."""
+    """Elements and graphs; fails by bad nesting, by what is from elsewhere, and by any script but the page's own."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,6 +53,5 @@ class HtmlPage(HTMLParser):
         ]
 
     def line(self, label: str, chart: int = 0) -> dict[str, Any]:
-        """A line of a graph."""
         (series,) = (each for each in self.charts[chart]["series"] if each["label"] == label)
         return series

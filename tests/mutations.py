@@ -117,10 +117,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (' and _is_journal(environment["JOURNAL_STREAM"], stream):', ":"),
     ],
     "test_doctor.py": [("os.path.abspath(seen.config) != os.path.abspath(config.path)", "False")],
-    "test_jobs.py": [
-        ("bool(job.stderr_size)", "True"),
-        ('offset = get_number(request, "offset", 0, 2**31)', "offset = 0"),
-    ],
+    "test_jobs.py": [("bool(job.stderr_size)", "True"), ('get_number(request, "offset", 0, 2**31)', "0")],
     "test_files_that_are_read.py": [
         ('sys.stdin.reconfigure(encoding="utf-8", errors="replace")', "pass"),
         ('sys.stdin is None or not hasattr(sys.stdin, "buffer")', "sys.stdin is None"),

@@ -104,10 +104,8 @@ def list_classes() -> dict[str, Class]:
 
 def find_spread_classes() -> list[str]:
     """``base <- class`` for each class that inherits for methods alone: it and its base are one class in two places.
-
-    Inheritance stands for a kind of thing where the base is made itself or several classes derive from it, and either
-    an annotation takes any of them or the class has its own version of something that the base has.
-    """
+    Else the base is made itself or several classes derive from it, and either an annotation takes any of them or the
+    class has its own version of something that the base has."""
     classes = list_classes()
     uses = [(read_module(module), module) for module in MODULES]
 

@@ -31,15 +31,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PICTURES: Final = ROOT / "docs" / "pictures"
 README: Final = ROOT / "README.md"
 MADE_OF: Final = PICTURES / "made-of.json"
-STATIC: Final = "cpumond/web/static"
+WEB: Final = "cpumond/web/static"
 SOURCES: Final = {
     "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "run", "story", "view")),
-    "overview": (
-        f"{STATIC}/page_overview.js",
-        f"{STATIC}/chart.js",
-        f'{STATIC}/scheduler.js:["',
-        f"{STATIC}/style.css:--",
-    ),
+    "overview": (f"{WEB}/page_overview.js", f"{WEB}/chart.js", f'{WEB}/scheduler.js:["', f"{WEB}/style.css:--"),
 }
 """Picture -> the files that decide what it shows; after a colon: the lines that begin so alone (pages, colours)."""
 FILES: Final = {
@@ -123,7 +118,6 @@ def _mask(text: str, token: re.Match[str] | None) -> str:
 
 
 def read_summary(text: str) -> dict[str, Any]:
-    """Figures of the demo's last lines."""
     seconds, cores = _find(r"After (\d+) s on a node of ([\d.]+) core", text)
     ordered, used, reclaimed, given = _find(
         r"requested ([\d.]+), used ([\d.]+), reclaimed ([\d.]+), used by jobs that were started on freed CPU ([\d.]+)",
@@ -330,11 +324,7 @@ def describe_trust() -> str:
     )
 
 
-SENTENCES: Final[dict[str, Callable[[], str]]] = {
-    "demo": describe_demo,
-    "servers": describe_servers,
-    "trust": describe_trust,
-}
+SENTENCES: Final = {"demo": describe_demo, "servers": describe_servers, "trust": describe_trust}
 """Name of a mark in README -> what has to stand between it and the next end."""
 
 

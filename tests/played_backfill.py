@@ -1,8 +1,5 @@
-"""The backfill week in virtual time: gangs and large jobs wait for room, beside small jobs whose run times differ.
-
-Everything that comes and how long each job takes follows from a seed alone, so that a week with backfill and one
-without have the same work. Nothing is preempted for fairness: what runs ends by itself.
-"""
+"""The backfill week in virtual time: gangs and large jobs wait for room, beside small jobs whose run times differ. All
+work follows from a seed alone, the same with backfill and without; nothing is preempted: what runs ends by itself."""
 
 import os
 import random

@@ -90,7 +90,6 @@ class PlayedServer(ThreadingHTTPServer):
 
     @property
     def sequences(self) -> list[int]:
-        """Of the heartbeats that it got."""
         return [request.message["sequence"] for request in self.requests if "sequence" in request.message]
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -109,7 +108,6 @@ def reply(message: Any, status: int = 200, *headers: tuple[str, str]) -> Turn:
 
 @contextmanager
 def serve(usual: Callable[[str], Turn]) -> Iterator[PlayedServer]:
-    """A ``PlayedServer`` that runs."""
     with PlayedServer(usual) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

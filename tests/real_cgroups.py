@@ -15,22 +15,14 @@ from cgroupspy.nodes import Node
 from cpumond.host.cgroup.files import is_leaf
 from cpumond.host.cgroup.mounts import Hierarchies
 
-V1_FILES = {
-    "quota_us": "cpu.cfs_quota_us",
-    "period_us": "cpu.cfs_period_us",
-    "burst_us": "cpu.cfs_burst_us",
-    "shares": "cpu.shares",
-}
+V1_FILES = {"shares": "cpu.shares", **{name: f"cpu.cfs_{name}" for name in ("quota_us", "period_us", "burst_us")}}
 V2_FILES = {"quota_us": "cpu.max", "period_us": "cpu.max", "burst_us": "cpu.max.burst", "shares": "cpu.weight"}
 
 
 class CgroupTree:
-    """Real cgroups below one cgroup ``top``, in every hierarchy the agent reads; ``close`` removes them all.
-
-    Files are named as in the kernel or, in every layout, by their setting: ``quota_us`` (-1 for none), ``period_us``,
-    ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the nearest ``cpu.weight`` and
-    read back from it.
-    """
+    """Real cgroups below one cgroup ``top``, in every hierarchy the agent reads; ``close`` removes them all. Files are
+    named as in the kernel or, in every layout, by their setting: ``quota_us`` (-1 for none), ``period_us``,
+    ``burst_us`` and ``shares``: 1024 by default, on v2 written as the nearest ``cpu.weight`` and read back from it."""
 
     def __init__(self, hierarchies: Hierarchies, top: str) -> None:
         self.hierarchies = hierarchies
@@ -53,8 +45,7 @@ class CgroupTree:
                 file.write("+cpu")
 
     def make(self, name: str, *, is_empty: bool = False) -> str:
-        """Create the cgroup ``top``/``name``, with a sleeping process in it unless ``is_empty``. Returns its path
-        relative to the hierarchy."""
+        """Create ``top``/``name``, with a sleeping process in it unless ``is_empty``; its path in the hierarchy."""
         above = name
         while "/" in above:
             # On v2 only leaves may contain processes.
@@ -90,7 +81,6 @@ class CgroupTree:
             _remove_when_empty(place)
 
     def path(self, name: str, file: str = "") -> str:
-        """Return the absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
         return os.path.join(self.hierarchies.cpu_root, self.top, name, file)
 
     def write(self, name: str, file: str, value: object) -> None:
@@ -136,7 +126,6 @@ class CgroupTree:
         return float("inf") if quota_us < 0 else quota_us / period_us
 
     def throttled_s(self, name: str) -> float:
-        """Return the seconds for which the quota of a cgroup has throttled its threads."""
         stat = dict(line.split() for line in self.read(name, "cpu.stat").splitlines())
         return int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat["throttled_time"]) / 1e9
 
@@ -147,7 +136,6 @@ class CgroupTree:
         return load
 
     def close(self) -> None:
-        """End the load and remove every cgroup below the top, and the top."""
         for process in self._processes:
             process.stop()
         for name in list(self._keepers):

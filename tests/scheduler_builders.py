@@ -1,8 +1,5 @@
-"""Small living trees for tests of the scheduler: pools, operations, nodes and jobs made in one line each.
-
-Jobs order CPU and memory only (no user slots), so that shares are easy to say. Shares can be set by hand, or by a real
-fair-share update. Unlike in the product no operation is protected by its number of jobs unless a test asks for it.
-"""
+"""Small living trees for tests of the scheduler: pools, operations, nodes and jobs made in one line each, which order
+CPU and memory only. Unlike in the product no operation is protected by its number of jobs unless a test asks for it."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -35,8 +32,6 @@ def amount(cpu: float = 0.0, memory: float = 0.0) -> Vector:
 
 
 class World:
-    """A tree under construction."""
-
     def __init__(self, **settings: Any) -> None:
         options = model.TreeSettings(**{"max_unpreemptible_running_job_count": None, **settings})
         self.tree = Tree(model.TreeConfig(id="t0", name="default", settings=options))
@@ -134,7 +129,6 @@ class World:
         update_starvation(self.tree, now)
 
     def start(self, job: Job) -> None:
-        """Start a job that its operation needs."""
         start_job(job)
         operation = job.element.operation
         left = operation.needed[job.task.name] - 1
@@ -188,6 +182,5 @@ def starve(element: Element, status: StarvationStatus = "starving", since: float
 
 
 def records_of(config: model.Config) -> dict[RecordKey, dict[str, Any] | None]:
-    """All records of a configuration."""
     records = {(kind, key): record for kind, key, record in changed_records(model.Config({}), config)}
     return {SYSTEM: {"default_tree": config.default_tree}, **records}

@@ -1,8 +1,6 @@
 """A scheduler without sockets, store and clock: a pure ``State``, nodes that act as agents do, and time as a number.
-
-``World`` does what the service's loop does between its locks: a command is prepared, its records are kept, then it is
-applied and settled. ``restart`` makes a new ``State`` of the kept records. Nothing here waits or is random.
-"""
+``World`` does what the service's loop does between its locks: a command is prepared, its records are kept (``restart``
+makes a new ``State`` of these), then it is applied and settled. Nothing here waits or is random."""
 
 from __future__ import annotations
 
@@ -65,11 +63,9 @@ class PlayedJob:
 
 @dataclass
 class PlayedNode:
-    """A node that obeys: it starts what it is told to, stops what it is told to, and repeats what has ended.
-
-    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all. While
-    it ``has_no_room``, jobs wait here until ``begin``, and it says nothing of them.
-    """
+    """A node that starts and stops what it is told to, and repeats what has ended. ``keeps_stopping`` leaves a job that
+    is told to stop alive until ``let_go``; ``deaf`` obeys no order at all. While it ``has_no_room``, jobs wait here
+    until ``begin``, and it says nothing of them."""
 
     world: World
     id: str
@@ -94,7 +90,6 @@ class PlayedNode:
 
     @property
     def heard(self) -> wire.HeartbeatAnswer:
-        """The last answer, where there was one."""
         assert self.answer is not None
         return self.answer
 
@@ -182,7 +177,6 @@ class PlayedNode:
                 self.jobs[order.job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
 
     def begin(self, job_id: str) -> None:
-        """A job that waited for room starts."""
         order = self.waiting.pop(job_id)
         self.jobs[job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
 
@@ -247,8 +241,6 @@ def hold_next_write(store: Any) -> tuple[asyncio.Event, asyncio.Event]:
 
 
 class StillClock(Clock):
-    """A clock that stands until it is moved."""
-
     def __init__(self, at: float = 1_000_000.0) -> None:
         super().__init__()
         self.at = at
@@ -345,7 +337,7 @@ class World:
         change = budgets.settle(self.state, change)
         stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
         starts = encode_starts(list_settled(self.state, change.settled, stops))
-        self._write([*encode(change, self.state.config), *starts])
+        self.write([*encode(change, self.state.config), *starts])
         self.written()
         changes.apply(self.state, change, self.now)
         self._forget()
@@ -354,10 +346,6 @@ class World:
         """What is done between a write and its effect; one that raises is a kill."""
 
     def write(self, records: Iterable[Change]) -> None:
-        """What ``load_state`` stores."""
-        self._write(records)
-
-    def _write(self, records: Iterable[Change]) -> None:
         for each in records:
             if each.value is None:
                 self.stored.pop((each.kind, each.key), None)
@@ -496,23 +484,21 @@ class World:
 
     def hear(self, heartbeat: wire.Heartbeat) -> wire.HeartbeatAnswer:
         """What the service does with a heartbeat."""
-        receipt = heartbeats.receive(self.state, heartbeat, self.now)
+        heard = heartbeats.receive(self.state, heartbeat, self.now)
         self._forget()
-        if not receipt.accepted:
-            return wire.HeartbeatAnswer(
-                accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full
-            )
-        if not receipt.transaction.is_empty:
-            self.carry_out(settling.recount(self.state, receipt.transaction, self.now))
+        if not heard.accepted:
+            return wire.HeartbeatAnswer(accepted=False, reason=heard.reason, register=heard.register, full=heard.full)
+        if not heard.transaction.is_empty:
+            self.carry_out(settling.recount(self.state, heard.transaction, self.now))
         before = {node.id: set(node.jobs) for node in self.state.nodes.values()}
         dispatch.schedule(self.state, heartbeat.node_id, self.now, self.new_id)
         assert_classes(self.state, before)
         self.store_starts()
-        return dispatch.answer(self.state, heartbeat.node_id, receipt, self.now)
+        return dispatch.answer(self.state, heartbeat.node_id, heard, self.now)
 
     def store_starts(self) -> None:
         starts = list_unstored(self.state)
-        self._write(encode_starts(starts))
+        self.write(encode_starts(starts))
         note_stored(self.state, starts)
 
     def beat(self, *nodes: PlayedNode) -> None:
@@ -570,7 +556,6 @@ class World:
         return [job for element in elements for job in element.jobs.values()]
 
     def cores(self, name: str, tree: str = TREE) -> float:
-        """CPU usage of a pool."""
         return self.pool(name, tree).usage[CPU]
 
     def cores_of(self, operation_id: str) -> float:
@@ -755,10 +740,7 @@ def _assert_numbers(operation: Operation, state: State) -> None:
 
 
 def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
-    """Everything that a restart must keep and a refused command must not touch, as plain values.
-
-    Without jobs: what is stored, that is, all but usage and living jobs.
-    """
+    """What a restart must keep and a refused command must not touch; without jobs what is stored: no usage either."""
     seen: dict[str, Any] = {
         "config": state.config,
         "finished": dict(state.finished),
@@ -783,10 +765,7 @@ def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
     if with_jobs:
         seen["needed"] = {name: dict(operation.needed) for name, operation in state.operations.items()}
         seen["jobs"] = {
-            job.id: (
-                *(job.element.name, job.task.name, job.node.id),
-                *(job.usage, job.state, job.is_active, job.reclaimed),
-            )
+            job.id: (job.element.name, job.task.name, job.node.id, job.usage, job.state, job.is_active, job.reclaimed)
             for job in state.jobs.values()
         }
     return seen

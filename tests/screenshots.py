@@ -48,8 +48,6 @@ def waves(period_s: int) -> str:
 
 
 class Stage:
-    """The cluster and what is to be seen of it."""
-
     def __init__(self, cluster: Loop, minutes: float) -> None:
         self.cluster = cluster
         self.minutes = minutes

@@ -21,6 +21,7 @@ from cpumond.scheduler.store.entries import CUT_ENTRIES, measure
 
 Opener = Callable[[], Store]
 """Opens one and the same store, again after each close."""
+MakeOpener = Callable[[], Opener]
 
 Records = dict[tuple[str, str], bytes]
 
@@ -57,7 +58,7 @@ def entry(number: int, *subjects: str, at: float | None = None) -> Entry:
 
 class StoreContract:
     @pytest.fixture
-    def opener(self, make_opener: Callable[[], Opener]) -> Opener:
+    def opener(self, make_opener: MakeOpener) -> Opener:
         return make_opener()
 
     @pytest.fixture
@@ -115,9 +116,7 @@ class StoreContract:
 
     @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
     @given(steps=STEPS)
-    def test_it_is_a_mapping_that_lasts(
-        self, make_opener: Callable[[], Opener], steps: list[str | list[Change]]
-    ) -> None:
+    def test_it_is_a_mapping_that_lasts(self, make_opener: MakeOpener, steps: list[str | list[Change]]) -> None:
         opener = make_opener()
         expected: Records = {}
         store = opener()
@@ -267,7 +266,7 @@ class StoreContract:
     @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
     @given(steps=LOG_STEPS)
     def test_the_log_is_what_was_written_without_what_was_cut(
-        self, make_opener: Callable[[], Opener], steps: list[tuple[Any, ...]]
+        self, make_opener: MakeOpener, steps: list[tuple[Any, ...]]
     ) -> None:
         opener, expected = make_opener(), MemoryLog()
         store = opener()

@@ -12,11 +12,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def hold_room(folder: Path, alone: bool) -> Iterator[None]:
-    """Wait until nobody is in the room that wants to be alone, or nobody at all, and keep it so.
-
-    Processes that name the same folder share the room. Whoever is in it must not ask a second time. The locks are the
-    process's own: they go with it, also when children that it forked live on.
-    """
+    """Wait until nobody is in the room that wants to be alone, or nobody at all, and keep it so: one for all processes
+    that name this folder. Whoever is in it must not ask a second time. The locks are the process's own: they go with
+    it, also when children that it forked live on."""
     with (folder / "door").open("a+") as door, (folder / "room").open("a+") as room:
         # Who waits for the room stands in the door, so that nobody slips in before.
         with stopped_clock():

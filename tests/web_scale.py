@@ -1,8 +1,5 @@
-"""A scheduler of the size that its web page has to bear: thousands of pools and operations, made in seconds.
-
-The store is filled before the scheduler starts: over HTTP the same takes minutes, since each change is checked with all
-pools and is on the disk before the next.
-"""
+"""A scheduler of the size that its web page has to bear, made in seconds: the store is filled before it starts, since
+over HTTP each change is checked with all pools and is on the disk before the next."""
 
 import contextlib
 import json
@@ -39,7 +36,6 @@ node_heartbeat_timeout = "1d"
 
 
 def pool_name(number: int) -> str:
-    """Of the pool with this number."""
     kind = ("team", "project", "group", "part")[sum(number >= first for first in (TEAMS, PROJECTS, GROUPS))]
     return f"{kind}-{number:04d}"
 
@@ -101,10 +97,7 @@ def play_nodes(
     for number in range(nodes):
         name = f"node-{number:03d}"
         resources = {"cpu": NODE_CORES, "memory": 2**38, "user_slots": 100}
-        _post(
-            client, "nodes",
-            {"node_id": name, "incarnation": "played", "resources": resources, "tags": tags(number)},
-        )  # fmt: skip
+        _post(client, "nodes", {"node_id": name, "incarnation": "played", "resources": resources, "tags": tags(number)})
         beat: dict[str, Any] = {
             "node_id": name, "incarnation": "played", "sequence": 1, "sent_at": 0.0, "cpu_capacity": NODE_CORES,
             "jobs": [],
@@ -124,7 +117,6 @@ def play_nodes(
 
 
 def send_beat(client: httpx2.Client, beat: dict[str, Any]) -> None:
-    """Send a heartbeat once more."""
     beat["sequence"] += 1
     _post(client, "heartbeats", beat)
 
@@ -181,5 +173,4 @@ class Wire:
 
     @property
     def total(self) -> int:
-        """Of everything up to now."""
         return sum(self.bytes.values())

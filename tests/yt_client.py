@@ -16,8 +16,6 @@ GB = 2**30
 
 
 class Client:
-    """Gives commands to a backend, and plays a node."""
-
     def __init__(self, scheduler, clock):
         self.scheduler = scheduler
         self.clock = clock
@@ -90,7 +88,6 @@ class Client:
 
 @pytest.fixture
 def yt(store):
-    """A client of a scheduler that has an empty store."""
     clock = StillClock(1_700_000_000.0)
     return Client(Scheduler(Rules(), store, clock), clock)
 

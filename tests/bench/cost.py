@@ -179,7 +179,6 @@ def _cpu_s(pid: int) -> float:
 
 
 def main() -> None:
-    """Measure for each number of jobs and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 5000])
     parser.add_argument("--seconds", type=float, default=20.0)

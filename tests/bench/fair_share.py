@@ -89,11 +89,8 @@ def make_tree(pools: int, operations: int, seed: int) -> Snapshot:
         return Snapshot(TOTAL, (Pool("p0", mode="fifo"),), tuple(dataclasses.replace(one, weight=1.0) for one in made))
     first = max(3, round(pools ** (1 / 3)))
     second = max(9, round(pools ** (2 / 3)) - first)
-    levels = [
-        [f"a{n}" for n in range(first)],
-        [f"b{n}" for n in range(second)],
-        [f"c{n}" for n in range(pools - first - second)],
-    ]
+    counts = {"a": first, "b": second, "c": pools - first - second}
+    levels = [[f"{level}{n}" for n in range(count)] for level, count in counts.items()]
     children: dict[str, list[str]] = {}
     for above, level in itertools.pairwise(levels):
         for n, name in enumerate(level):
@@ -126,10 +123,8 @@ def change_some(snapshot: Snapshot, rng: random.Random) -> Snapshot:
     """The tree with a part of its operations demanding 7 % more."""
     operations = list(snapshot.operations)
     for n in rng.sample(range(len(operations)), max(1, round(len(operations) * CHANGED))):
-        more = {
-            r: round(d * 1.07 + 1, 2) if r == CPU else int(d * 1.07 + 1) for r, d in enumerate(operations[n].demand)
-        }
-        operations[n] = dataclasses.replace(operations[n], demand=as_vector(more))
+        new = {r: round(d * 1.07 + 1, 2) if r == CPU else int(d * 1.07 + 1) for r, d in enumerate(operations[n].demand)}
+        operations[n] = dataclasses.replace(operations[n], demand=as_vector(new))
     return dataclasses.replace(snapshot, operations=tuple(operations))
 
 
@@ -141,7 +136,6 @@ def time_update(updater: FairShareUpdater, snapshot: Snapshot) -> float:
 
 
 def measure(name: str, rounds: int) -> None:
-    """Print one line for a tree."""
     snapshot = make_tree(*TREES[name])
     rng = random.Random(7)
     cold, warm, same, calibration = [], [], [], []

@@ -43,10 +43,8 @@ SOURCES: Final = 'managed_roots = ["{top}"]\n[[source]]\nkind = "glob"\npattern 
 
 @dataclass(frozen=True)
 class Batch:
-    """Compilers, one for each CPU, in a cgroup of ``shares`` (v1) and, if ``is_idle``, in a cgroup of the idle class.
-
-    ``room``: the cores of its quota: "" none, "free" what servers' limits leave, "suppressed" as Koordinator does.
-    """
+    """Compilers, one for each CPU, in a cgroup of ``shares`` (v1) and, if ``is_idle``, of the idle class. ``room``: the
+    cores of its quota: "" none, "free" what servers' limits leave, "suppressed" as Koordinator does."""
 
     shares: int = 10
     is_idle: bool = False
@@ -55,10 +53,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Compilers as jobs of a scheduler, started by the agent's executor on what it says is free.
-
-    ``task``: further keys of the task. ``cores``: ordered by each.
-    """
+    """Compilers as jobs of a scheduler, started by the agent's executor on what it says is free. ``task``: further keys
+    of the task. ``cores``: ordered by each."""
 
     cores: float = 0.25
     task: Mapping[str, object] = field(default_factory=dict)
@@ -67,9 +63,7 @@ class Jobs:
 @dataclass(frozen=True)
 class Arm:
     """``monitor``: keys of the agent's ``[monitor]``, None: no agent. ``is_percentile``: the benchmark writes limits.
-
-    ``is_guarantee``: what is freed is in the agent's report alone, since nothing is written to the servers' cgroups.
-    """
+    ``is_guarantee``: what is freed is in the agent's report alone, the servers' cgroups stay as they are."""
 
     about: str
     monitor: Mapping[str, object] | None = None
@@ -230,9 +224,7 @@ class Managed:
         if not self._has_pool:
             self._cluster.create_pool(POOL)
             self._has_pool = True
-        task = {
-            "job_count": 5000, "cpu_limit": jobs.cores, "memory_limit": 2**27, "command": list(words), **jobs.task,
-        }  # fmt: skip
+        task = {"job_count": 5000, "cpu_limit": jobs.cores, "memory_limit": 2**27, "command": list(words), **jobs.task}
         spec = {"pool": POOL, "tasks": {"main": task}}
         self._operation = str(self._cluster.post("/api/v1/operations", {"spec": spec})["id"])
 

@@ -66,10 +66,8 @@ class Arrivals(NamedTuple):
 
 
 def make_arrivals(seed: str, rate: float, seconds: float, shift_s: float = 0.0) -> Arrivals:
-    """Arrivals at random (a Poisson process that follows the cycle), of ``SETTLE`` and ``seconds`` after it.
-
-    ``rate``: requests a second that use all the server ordered; ``shift_s``: where in the cycle it begins.
-    """
+    """Arrivals at random (a Poisson process that follows the cycle from ``shift_s`` on), of ``SETTLE`` and ``seconds``
+    after it. ``rate``: requests a second that use all the server ordered."""
     choose, at_s = random.Random(seed), 0.0
     due_s, phases = array("d"), list[str]()
     while (at_s := at_s + choose.expovariate(rate)) < SETTLE.seconds + seconds:
@@ -119,12 +117,9 @@ def split_phases(latencies_s: Sequence[float], phases: Sequence[str]) -> dict[st
 
 
 class ServerRun(msgspec.Struct, frozen=True):
-    """One server in a run; cores are means over its time.
-
-    ``freed_cores``: of its order, what it could not use (quota) or did not have guaranteed. ``held_back``: throttled
-    periods while its quota was below its order. ``nr_periods``, ``nr_throttled``, ``throttled_s``: the kernel's
-    counters, which count throttling by the order as well.
-    """
+    """One server in a run; cores are means over its time. ``freed_cores``: of its order, what it could not use (quota)
+    or did not have guaranteed. ``held_back``: throttled periods while its quota was below its order; ``nr_periods``,
+    ``nr_throttled``, ``throttled_s`` are the kernel's, by the order as well."""
 
     order_cores: float
     used_cores: float
@@ -137,15 +132,12 @@ class ServerRun(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> Latency:
-        """Of all phases."""
         return self.latency[""]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One arm in one round. ``others_cores``: used on this machine by anything that the benchmark did not start.
-
-    ``batch_cores`` has ``idle_cores`` in it, those used in the idle class.
-    """
+    """One arm in one round; ``idle_cores``, used in the idle class, are in ``batch_cores``. ``others_cores``: used on
+    this machine by anything that the benchmark did not start."""
 
     arm: str
     round: int

@@ -123,7 +123,6 @@ class Server:
 
     @classmethod
     def list_missing(cls) -> list[str]:
-        """Packages to install."""
         return [package for program, package in cls.packages if not shutil.which(program)]
 
     def make_command(self) -> list[str]:

@@ -116,8 +116,6 @@ class Watched:
 
 
 class Clock:
-    """Says when something that repeats is due."""
-
     def __init__(self, period_s: float) -> None:
         self.period_s, self._last_s = period_s, time.monotonic()
 
@@ -133,16 +131,14 @@ class Clock:
 class Session:
     """Servers that run, and arms one after the other. ``history``: use in each second under full limits, by server."""
 
-    def __init__(
-        self, groups: Groups, idle: Groups, directory: Path, servers: Sequence[Server], seconds: float
-    ) -> None:
-        self.groups, self.idle, self.directory = groups, idle, directory
+    def __init__(self, groups: Groups, idle: Groups, folder: Path, servers: Sequence[Server], seconds: float) -> None:
+        self.groups, self.idle, self.directory = groups, idle, folder
         self.servers, self.seconds = servers, seconds
         self.capacity = float(len(os.sched_getaffinity(0)))
-        self.program = build(directory)
+        self.program = build(folder)
         self.costs_s = {each.name: measure_cost_s(groups, self.program, each) for each in servers}
         self.history: dict[str, list[float]] = {each.name: [] for each in servers}
-        self.work = Work(groups, idle, directory)
+        self.work = Work(groups, idle, folder)
 
     def reset(self) -> None:
         """Everything as ordered, whatever the last arm left."""
@@ -151,7 +147,6 @@ class Session:
             self.groups.set_quota(server.group, server.order)
 
     def run(self, name: str, arm: Arm, number: int) -> Run:
-        """One arm in one round."""
         self.reset()
         with ExitStack() as stack:
             stack.callback(self.reset)
@@ -290,10 +285,8 @@ def make_run(name: str, number: int, servers: Mapping[str, ServerRun], first: Co
 
 
 def choose_arms(given: str, hierarchy: str) -> dict[str, Arm]:
-    """The arms of a session, the second ``nothing`` last. Raises MissingError where one is named that cannot run.
-
-    Without names: all that can run; of the others the reason is printed.
-    """
+    """The arms of a session, the second ``nothing`` last; without names all that can run, with the others' reasons
+    printed. Raises MissingError where one is named that cannot run."""
     names = given.split(",") if given else [name for name in ARMS if name != AGAIN]
     if unknown := [name for name in names if name not in ARMS]:
         raise MissingError(f"no such arm: {', '.join(unknown)}; there are {', '.join(ARMS)}")

@@ -102,10 +102,8 @@ async def spread(connections: list[Connection], work: list[tuple[str, bytes]]) -
 
 
 class Nodes:
-    """Nodes that report what they were told to run, stop what they are told to stop, and say so once.
-
-    Of ``changed`` of a node's jobs (a share) each heartbeat tells another usage; with ``differences`` of those alone.
-    """
+    """Nodes that run and stop what they are told to, and say so once. Of ``changed`` of a node's jobs (a share) each
+    heartbeat tells another usage; with ``differences`` of those alone."""
 
     def __init__(self, count: int, cores: float, changed: float = 1.0, differences: bool = False) -> None:
         self.cores = cores
@@ -146,14 +144,8 @@ class Nodes:
                 ended = {name: report[name] for name in ("job_id", "operation_id", "task")}
                 self.finished[node].append({**ended, "state": "aborted"})
         for order in told["start"]:
-            report = {
-                "job_id": order["job_id"],
-                "operation_id": order["operation_id"],
-                "task": order["task"],
-                "from_scheduler": True,
-                "cpu_limit": order["cpu_limit"],
-                "current_cpu_limit": order["cpu_limit"],
-            }
+            report = {name: order[name] for name in ("job_id", "operation_id", "task", "cpu_limit")}
+            report |= {"from_scheduler": True, "current_cpu_limit": order["cpu_limit"]}
             text = json.dumps(report, separators=(",", ":"))
             jobs.setdefault(order["job_id"], f'{text[:-1]},"smoothed_cpu_usage":')
         return len(told["start"])
@@ -188,9 +180,7 @@ async def read_metrics(port: int) -> dict[str, float]:
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
-    return {
-        name: float(value) for name, value in re.findall(r"^(cpumond_scheduler_\w+) ([\d.e+-]+)", text, re.MULTILINE)
-    }
+    return {key: float(value) for key, value in re.findall(r"^(cpumond_scheduler_\w+) ([\d.e+-]+)", text, re.MULTILINE)}
 
 
 async def set_tree(connection: Connection, **options: int) -> None:
@@ -232,7 +222,6 @@ async def start_operations(connections: list[Connection], arguments: argparse.Na
 
 
 def register(node: int, cores: float) -> bytes:
-    """The registration of a node, as JSON."""
     resources = {"cpu": float(cores), "memory": 2**38, "user_slots": 1000}
     return json.dumps({"node_id": f"node-{node}", "incarnation": "bench", "resources": resources}).encode()
 
@@ -260,10 +249,8 @@ async def make_cluster(connections: list[Connection], arguments: argparse.Namesp
 
 
 async def fill(connections: list[Connection], nodes: Nodes, batches: int, seconds: float, port: int) -> list[float]:
-    """The first heartbeat of each node, in batches; between these, usual ones of the nodes that are full.
-
-    The time of a first heartbeat as a multiple of a usual one, batch by batch; the first batch is not compared.
-    """
+    """The first heartbeats in batches, between these usual ones of the nodes that are full: the time of a first one as
+    a multiple of a usual one, batch by batch; the first batch is not compared."""
     ratios: list[float] = []
     started, total_s = 0, 0.0
     bounds = [len(nodes.jobs) * number // (batches + 1) for number in range(batches + 2)]
@@ -471,10 +458,8 @@ def main() -> None:
 
 
 def start_scheduler(stack: ExitStack, store: str) -> tuple[int, int, int]:
-    """A scheduler with a store of its own ("sqlite" or "postgresql"), and a bare application, until ``stack`` ends.
-
-    The scheduler's port, its process, and the port of the bare application.
-    """
+    """A scheduler with a store of its own ("sqlite" or "postgresql"), and a bare application, until ``stack`` ends: the
+    scheduler's port, its process, and the port of the bare application."""
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     floor_socket = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
     text = ""

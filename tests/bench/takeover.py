@@ -109,8 +109,7 @@ class Connection:
 
 
 class Node:
-    """A node without jobs. ``requests``: when it sent one to whom; ``taken``: when who took a heartbeat, in which
-    term."""
+    """A node without jobs. ``requests``: when and to whom; ``taken``: when who took its heartbeat, in which term."""
 
     def __init__(self, number: int, urls: list[str], period_s: float) -> None:
         self.id = f"node-{number}"

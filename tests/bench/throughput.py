@@ -76,13 +76,8 @@ class Load:
                 self.started.setdefault(order["operation_id"], now)
                 running.append(order)
             for order in running:
-                finished[order["job_id"]] = {
-                    "job_id": order["job_id"],
-                    "operation_id": order["operation_id"],
-                    "task": order["task"],
-                    "state": "completed",
-                    "exit_code": 0,
-                }
+                told = {name: order[name] for name in ("job_id", "operation_id", "task")}
+                finished[order["job_id"]] = {**told, "state": "completed", "exit_code": 0}
             running = []
             period_s = answer.get("period_s") or period_s
             self.periods_s.append(period_s)

@@ -23,28 +23,26 @@ AIM_S = 2.0
 
 def make_cluster(nodes: int, operations: int, pools: int) -> World:
     """Pools with limits of all kinds in pools, operations and nodes of several sizes."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     world = World(
         max_running_operation_count_per_pool=20, max_operation_count_per_pool=500,
         max_running_operation_count=100_000, max_operation_count=100_000,
     )  # fmt: skip
     for n in range(pools):
         options: dict[str, object] = {}
-        if chance.random() < 0.3:
-            options["max_running_operation_count"] = chance.randint(2, 8)
-        if chance.random() < 0.2:
-            options["resource_limits"] = {"cpu": float(chance.randint(20, 60))}
-        if chance.random() < 0.2:
+        if rng.random() < 0.3:
+            options["max_running_operation_count"] = rng.randint(2, 8)
+        if rng.random() < 0.2:
+            options["resource_limits"] = {"cpu": float(rng.randint(20, 60))}
+        if rng.random() < 0.2:
             options["max_share_ratio"] = 0.02
-        world.create_pool(
-            f"p{n}", f"p{chance.randrange(n)}" if n > 10 and chance.random() < 0.3 else "<Root>", **options
-        )
+        world.create_pool(f"p{n}", f"p{rng.randrange(n)}" if n > 10 and rng.random() < 0.3 else "<Root>", **options)
     for n in range(nodes):
-        world.node(f"n{n}", chance.choice([8.0, 16.0, 32.0]), chance.choice([16, 64]) * GIB)
+        world.node(f"n{n}", rng.choice([8.0, 16.0, 32.0]), rng.choice([16, 64]) * GIB)
     for _ in range(operations):
-        memory = chance.choice([0, GIB, 4 * GIB])
-        cpu = chance.choice([1.0, 2.0, 3.0, 6.0])
-        world.start(f"p{chance.randrange(pools)}", "u", chance.randint(1, 8), cpu, memory=memory)
+        memory = rng.choice([0, GIB, 4 * GIB])
+        cpu = rng.choice([1.0, 2.0, 3.0, 6.0])
+        world.start(f"p{rng.randrange(pools)}", "u", rng.randint(1, 8), cpu, memory=memory)
     world.settle_down(4)
     return world
 

@@ -1,8 +1,4 @@
-"""Random inputs of the fair-share update, in the JSON form of the data set.
-
-All inputs are valid (fair_share_update.md 16): weights are positive, demand covers usage, FIFO pools hold only
-operations, and no pool with integral guarantees lies below another.
-"""
+"""Random valid inputs (fair_share_update.md 16) of the fair-share update, in the JSON form of the data set."""
 
 import copy
 import math
@@ -100,8 +96,6 @@ def random_case(rng: random.Random, family: str) -> Case:
 
 
 class Generator:
-    """Makes one case of a family."""
-
     def __init__(self, rng: random.Random, family: Family) -> None:
         self.rng = rng
         self.family = family
@@ -401,7 +395,6 @@ class Generator:
 
 
 def ancestors(pools: list[dict[str, Any]], name: str) -> list[str]:
-    """Names of the pools above a pool."""
     parents = {p["name"]: p["parent"] for p in pools}
     result = []
     while parents[name] != ROOT:

@@ -1,12 +1,7 @@
-"""A slow and literal fair-share update, for tests of the fast one.
-
-``compute`` takes one input object of the fair-share data set (see its README) and returns every field of the documented
-output.  Section numbers are those of fair_share_update.md.  Functions are lists of vertices, sums are taken
-over the union of all breakpoints, and searches bisect over doubles: good for trees of some tens of elements.
-
-Vectors are tuples of shares in the order of ``RESOURCES``.  Absolute resources and volumes are lists in the same order,
-whose cpu is always a hundredth's multiple, kept as the double nearest to ``n / 100``.
-"""
+"""A slow and literal fair-share update by the sections of fair_share_update.md, for tests of the fast one. Functions
+are lists of vertices, sums are taken over the union of all breakpoints, and searches bisect over doubles. Vectors are
+tuples of shares in the order of ``RESOURCES``, absolute resources and volumes are lists in that order, whose cpu is
+always a hundredth's multiple, kept as the double nearest to ``n / 100``."""
 
 from __future__ import annotations
 
@@ -56,12 +51,10 @@ def sub(a: Vector, b: Vector) -> Vector:
 
 
 def low(a: Vector, b: Vector) -> Vector:
-    """Componentwise minimum."""
     return tuple(map(min, a, b))
 
 
 def high(a: Vector, b: Vector) -> Vector:
-    """Componentwise maximum."""
     return tuple(map(max, a, b))
 
 
@@ -86,19 +79,14 @@ def clip(x: float, a: float, b: float) -> float:
 
 
 def bisect_max(lo: float, hi: float, holds: Callable[[float], bool]) -> float:
-    """Section 0: the largest double of ``[lo, hi]`` for which ``holds``; ``lo`` where it holds nowhere.
-
-    Non-negative doubles are ordered as their bit patterns are.
-    """
+    """Section 0: the largest double of ``[lo, hi]`` for which ``holds``; ``lo`` where it holds nowhere."""
     if holds(hi):
         return hi
+    # Non-negative doubles are ordered as their bit patterns are.
     good, bad = _bits(lo), _bits(hi)
     while bad - good > 1:
         middle = (good + bad) // 2
-        if holds(_double(middle)):
-            good = middle
-        else:
-            bad = middle
+        good, bad = (middle, bad) if holds(_double(middle)) else (good, middle)
     return _double(good)
 
 
@@ -148,16 +136,8 @@ def volume_of(components: Iterable[float]) -> Amounts:
 
 def read_amounts(given: dict[str, Any] | None, unset: float | None) -> list[Any]:
     """Section 1: an object of absolute resources as a list; ``unset`` stands for what is absent."""
-    result: list[Any] = []
-    for r, name in enumerate(RESOURCES):
-        x = (given or {}).get(name)
-        if x is None:
-            result.append(unset)
-        elif r == CPU:
-            result.append(hundredths(x))
-        else:
-            result.append(int(x))
-    return result
+    amounts = [(given or {}).get(name) for name in RESOURCES]
+    return [unset if x is None else hundredths(x) if r == CPU else int(x) for r, x in enumerate(amounts)]
 
 
 def microseconds(seconds: float) -> int:
@@ -181,11 +161,9 @@ def abscissa(y: float, x0: float, x1: float, y0: float, y1: float) -> float:
 
 
 class Function:
-    """Section 8: a left-continuous vector function on an interval, as its vertices from left to right.
-
-    Two neighbouring vertices with equal x are a jump; there are never three with equal x, and a jump at the right end
-    of the domain is dropped ("trim").  Scalars are vectors of one component.
-    """
+    """Section 8: a left-continuous vector function on an interval, as its vertices from left to right. Two neighbours
+    with equal x are a jump, which is dropped at the right end of the domain ("trim"). Scalars are vectors of one
+    component."""
 
     def __init__(self, vertices: Iterable[tuple[float, Vector]]) -> None:
         xs: list[float] = []
@@ -249,10 +227,8 @@ def _merges(start: tuple[float, Vector], passed: list[tuple[float, Vector]], end
     abscissas = [x0, *(x for x, _ in passed), x1]
     if any(a == b for a, b in itertools.pairwise(abscissas)):
         return False
-    for x, v in passed:
-        if any(abs(a - b) > COLLINEAR for a, b in zip(between(x, x0, x1, v0, v1), v, strict=True)):
-            return False
-    return True
+    chords = (zip(between(x, x0, x1, v0, v1), v, strict=True) for x, v in passed)
+    return all(abs(a - b) <= COLLINEAR for chord in chords for a, b in chord)
 
 
 def constant(v: Vector, end: float) -> Function:
@@ -403,12 +379,7 @@ class Element:
 
     def path(self) -> list[Element]:
         """The element and its ancestors except the root."""
-        result = []
-        e: Element | None = self
-        while e is not None and e.parent is not None:
-            result.append(e)
-            e = e.parent
-        return result
+        return [] if self.parent is None else [self, *self.parent.path()]
 
     def ratio(self, child: Element) -> float:
         """Section 9.2: ``w_c / wmin``."""
@@ -468,15 +439,8 @@ def sum_amounts(amounts: Iterable[Amounts]) -> Amounts:
 
 
 def compute(case: dict[str, Any]) -> dict[str, Any]:
-    """Section 2: all phases of one update, in their order.
-
-    Args:
-        case: an input object of the data set.
-
-    Returns:
-        ``id``, ``errors`` (objects with code and message) and ``elements`` (by name, with every documented field;
-        vectors are lists in the order of ``RESOURCES``, absent indices are None).
-    """
+    """Section 2: all phases of one update, in their order. ``elements`` of the result: by name, with every documented
+    field; vectors are lists in the order of ``RESOURCES``, absent indices are None."""
     update = Update(case)
     update.check_config()
     update.infer_guarantees(update.root)
@@ -515,9 +479,7 @@ class Update:
         self.improved_distribution_gap = bool(options.get("improved_distribution_gap", False))
 
         previous = case.get("previous_update_time")
-        self.elapsed_s = (
-            None if previous is None else max(microseconds(case["now"]) - microseconds(previous), 0) / 1e6
-        )  # fmt: skip
+        self.elapsed_s = None if previous is None else max(microseconds(case["now"]) - microseconds(previous), 0) / 1e6
         self.total: Amounts = read_amounts(case.get("total_resources"), 0)
         self.errors: list[str] = []
         self.root = read_tree(case, self.total)
@@ -605,12 +567,8 @@ class Update:
 
     def dominant_resource(self, e: Element) -> str:
         """Section 3: by usage if there is any, else by demand; the first of equals."""
-        amounts = e.usage if any(e.usage) else e.demand
-        best, best_ratio = CPU, 0.0
-        for r, (x, t) in enumerate(zip(amounts, self.total, strict=True)):
-            if t > 0 and x / t > best_ratio:
-                best, best_ratio = r, x / t
-        return RESOURCES[best]
+        ratios = self.share(e.usage if any(e.usage) else e.demand)
+        return RESOURCES[ratios.index(max(ratios)) if any(ratios) else CPU]
 
     # --- 5. Integral resource volumes
 
@@ -678,10 +636,8 @@ class Update:
         burst = scaled_resources(self.total, root.total_burst_ratio)
         if not dominates(self.total, sum_amounts([guaranteed, burst])):
             self.errors.append("burst")
-            burst_ratio = sum(p.burst_ratio for p in self.burst_pools)
-            phi = bisect_max(
-                0.0, 1.0, lambda f: dominates(ONE, add(scale(root.strong, f), scale(ONE, f * burst_ratio)))
-            )  # fmt: skip
+            bursts = sum(p.burst_ratio for p in self.burst_pools)
+            phi = bisect_max(0.0, 1.0, lambda f: dominates(ONE, add(scale(root.strong, f), scale(ONE, f * bursts))))
             root.strong = scale(root.strong, phi)
             for pool in self.burst_pools:
                 pool.burst_ratio *= phi
@@ -1111,9 +1067,4 @@ def describe(e: Element) -> dict[str, Any]:
 
 
 def describe_parts(parts: Parts) -> dict[str, list[float]]:
-    return {
-        "total": list(parts.total),
-        "strong_guarantee": list(parts.strong_guarantee),
-        "integral_guarantee": list(parts.integral_guarantee),
-        "weight_proportional": list(parts.weight_proportional),
-    }
+    return {name: list(share) for name, share in vars(parts).items()}

@@ -1,8 +1,5 @@
-"""What the laws are tried on: settings of the monitor and traces of jobs.
-
-Ratios, usages and times are thousandths: short in a failing example, and far from the smallest floats, so that a
-scaling by a power of two is exact.
-"""
+"""What the laws are tried on: settings of the monitor and traces of jobs, in thousandths, which are short in a failing
+example and let a scaling by a power of two be exact."""
 
 from dataclasses import dataclass
 
@@ -15,7 +12,6 @@ from cpumond.monitor.replay import TraceRow
 
 
 def thousandths(low: float, high: float) -> st.SearchStrategy[float]:
-    """Numbers from ``low`` to ``high`` with three decimals."""
     return st.integers(round(low * 1000), round(high * 1000)).map(lambda n: n / 1000)
 
 
@@ -70,8 +66,7 @@ class Trace:
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Stretches of steady usage (as a job idles, works, idles), sometimes throttled or under pressure, with checks
-    that come late."""
+    """Stretches of steady usage, sometimes throttled or under pressure, with checks that come late."""
     cpu_limit_cores = draw(CPU_LIMITS)
     time_s = draw(st.just(0.0) | thousandths(-1000, 1000))
     rows = []

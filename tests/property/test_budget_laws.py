@@ -1,5 +1,4 @@
-"""Laws of core-hour budgets in played months (semantics.md 2.15): each job's core-seconds are counted exactly once,
-whatever is killed, lost, moved or set back meanwhile."""
+"""Core-hour budgets in played months (semantics.md 2.15): each core-second counts once, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -31,10 +30,8 @@ class KilledError(Exception):
 
 
 class Month(World):
-    """A tree with budgets on two levels and of users, by several periods, and all that can happen to its scheduler.
-
-    ``own``: what each job came to by its node's last word; ``due``: the same by budget, as it grew where it ran then.
-    """
+    """Budgets on two levels and of users, by several periods, and all that can happen to their scheduler. ``own``: what
+    each job came to by its node's last word; ``due``: the same by budget, as it grew where it ran then."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

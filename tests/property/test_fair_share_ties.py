@@ -1,8 +1,6 @@
-"""Points at which one unit in the last place decides (fair_share_update.md 9.1, 9.4, 10): the literal update decides.
-
-Where what is wanted of a resource sums up to exactly 1, what comes after it along the path is not handed out
-(9.4, "trim"); where the sum falls short by one unit in the last place, it is.
-"""
+"""Points at which one unit in the last place decides (fair_share_update.md 9.1, 9.4, 10), as the literal update does:
+where what is wanted of a resource sums up to exactly 1, what comes after it along the path is not handed out (9.4,
+"trim"); one unit less, it is."""
 
 import random
 from typing import Any

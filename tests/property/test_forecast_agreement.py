@@ -1,8 +1,5 @@
-"""What a run ahead foretells is what then happens on a played cluster: which job starts where in which order, and when.
-
-The cluster and the run ahead know the same of the jobs; what the scheduler decides is what is compared. The cluster is
-played without the code of the run ahead: its own nodes, its own order of events.
-"""
+"""What a run ahead foretells is what then happens on a cluster that is played without its code, where both know the
+same of the jobs: which job starts where in which order, and when."""
 
 import heapq
 import itertools

@@ -71,7 +71,6 @@ class Cluster(World):
         self.do(StartOperation(spec))
 
     def happen(self) -> None:
-        """Anything that a cluster does."""
         rng, what = self.random, self.random.random()
         node = rng.choice(list(self.nodes.values()))
         if what < 0.25:
@@ -178,10 +177,8 @@ def test_random_clusters_are_worth_trying():
 @few
 @given(seeds)
 def test_everybody_gets_something_whatever_is_kept_free(timeout_ms, seed):
-    """Small operations go on while gangs wait, and a gang that fits into its share gets its turn.
-
-    Nobody starves here, so that only room that is kept free, or luck, lets a gang begin.
-    """
+    """Small operations go on while gangs wait, and a gang that fits into its share gets its turn. Nobody starves here,
+    so that only room that is kept free, or luck, lets one begin."""
     rng = random.Random(seed)
     world = World(
         max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=1_000_000_000,

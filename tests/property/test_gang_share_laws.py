@@ -69,9 +69,7 @@ def test_nothing_is_left_while_somebody_wants_it_and_guarantees_hold(seed):
         left -= part
         pools.append(Pool(f"p{i}", weight=rng.choice([0.5, 1.0, 3.0]), strong_guarantee_resources=cpu(part)))
         if rng.random() < 0.4:
-            pools.append(
-                Pool(f"p{i}a", f"p{i}", weight=rng.choice([0.5, 1.0]), mode=rng.choice(["fair_share", "fifo"]))
-            )
+            pools.append(Pool(f"p{i}a", f"p{i}", weight=rng.choice([0.5, 1]), mode=rng.choice(["fair_share", "fifo"])))
     operations = [
         Operation(
             f"o{i}", rng.choice(pools).name if pools[-1].mode == "fair_share" else pools[-1].name,

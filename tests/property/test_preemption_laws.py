@@ -265,7 +265,6 @@ def describe(world: World) -> list[tuple[Any, ...]]:
 
 
 def list_jobs(element: Element) -> list[Job]:
-    """The jobs below an element."""
     operations = element.tree.operations.values()
     return [job for each in operations for job in each.jobs.values() if element in path(job.element)]
 

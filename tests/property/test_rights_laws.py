@@ -26,15 +26,13 @@ PLACES = {"a": ROOT_POOL, "b": "a", "c": "b", "d": "a", "z": ROOT_POOL}
 POOLS = (ROOT_POOL, *PLACES)
 USERS = (User("ann"), User("bob", groups=frozenset({"ml"})), User("cat", needs_entry=True))
 
-SUBJECTS = st.lists(st.sampled_from(["ann", "bob", "cat", "ml", "everyone", "owner"]), min_size=1, max_size=2)
+NAMES = st.lists(st.sampled_from(["ann", "bob", "cat", "ml", "everyone", "owner"]), min_size=1, max_size=2)
 WORDS: st.SearchStrategy[list[str]] = st.lists(st.sampled_from(list(PERMISSIONS)), min_size=1, max_size=3, unique=True)
 MODES = st.sampled_from(["object_and_descendants"] * 3 + ["object_only", "descendants_only"])
 
 
 def entries(action: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(
-        {"action": action, "subjects": SUBJECTS, "permissions": WORDS, "inheritance_mode": MODES}
-    )
+    return st.fixed_dictionaries({"action": action, "subjects": NAMES, "permissions": WORDS, "inheritance_mode": MODES})
 
 
 ENTRIES = entries(st.sampled_from(["allow", "allow", "deny"]))
@@ -50,7 +48,6 @@ ACCESS = st.fixed_dictionaries(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """A tree with lists here and there."""
     world = World(acl_required=draw(st.booleans()), **draw(ACCESS))
     for name, parent in PLACES.items():
         cpu = {"strong_guarantee_resources": {"cpu": {"a": 8, "b": 4, "c": 2, "d": 2, "z": 8}[name]}}
@@ -107,13 +104,6 @@ def test_a_verdict_is_that_of_the_text(world):
                 assert found[user.name, pool, permission] == expected, (user.name, pool, permission)
 
 
-def set_list(world: World, pool: str, acl: list[dict[str, Any]]) -> None:
-    if pool == ROOT_POOL:
-        world.set_tree(acl=acl)
-    else:
-        world.set_pool(pool, acl=acl)
-
-
 # --- commands
 
 FEW: st.SearchStrategy[list[str]] = st.lists(
@@ -132,8 +122,11 @@ def teams(draw: st.DrawFn) -> World:
         cpu = {"strong_guarantee_resources": {"cpu": {"a": 8, "b": 4, "c": 2, "d": 2, "z": 8}[name]}}
         world.create_pool(name, parent, **cpu)
     for name, permissions in given.items():
-        if permissions:
-            set_list(world, name, [{"action": "allow", "subjects": ["ann"], "permissions": permissions}])
+        acl = [{"action": "allow", "subjects": ["ann"], "permissions": permissions}]
+        if permissions and name == ROOT_POOL:
+            world.set_tree(acl=acl)
+        elif permissions:
+            world.set_pool(name, acl=acl)
     return world
 
 
@@ -287,7 +280,6 @@ def parent_id(tree: TreeConfig, pool: PoolConfig) -> str:
 
 
 def given_to(pool: PoolConfig) -> tuple[float, float]:
-    """Its guarantee and its weight."""
     settings = pool.settings
     return settings.strong_guarantee_resources.get("cpu", 0.0), 1.0 if settings.weight is None else settings.weight
 

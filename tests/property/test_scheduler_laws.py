@@ -74,17 +74,14 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+NODES = st.sampled_from(["n1", "n2", "n3"])
 Spec = dict[str, Any]
+TASK = st.fixed_dictionaries({"command": st.just("true"), "job_count": st.integers(1, 6), "cpu_limit": CORES})
 SPECS: st.SearchStrategy[Spec] = st.fixed_dictionaries(
     {
         "pool": POOLS,
         "tasks": st.fixed_dictionaries(
-            {
-                "t": st.fixed_dictionaries(
-                    {"command": st.just("true"), "job_count": st.integers(1, 6), "cpu_limit": CORES}
-                ),
-                "s": st.just({"command": "true", "job_count": 1, "cpu_limit": 0.5}),
-            }
+            {"t": TASK, "s": st.just({"command": "true", "job_count": 1, "cpu_limit": 0.5})}
         ),
         "preemption_mode": st.sampled_from(["normal", "graceful"]),
         "max_failed_job_count": st.sampled_from([1, 10]),
@@ -211,7 +208,7 @@ class Life(RuleBasedStateMachine):
 
     # --- nodes
 
-    @rule(name=st.sampled_from(["n1", "n2", "n3"]), cpu=st.sampled_from([0.0, 3.3, 6.0]), tags=TAGS)
+    @rule(name=NODES, cpu=st.sampled_from([0.0, 3.3, 6.0]), tags=TAGS)
     def register(self, name: str, cpu: float, tags: tuple[str, ...]) -> None:
         world = self.world
         if name in world.nodes:
@@ -223,14 +220,11 @@ class Life(RuleBasedStateMachine):
             with contextlib.suppress(CommandError):
                 world.node(name, cpu=cpu, tags=tags)
 
-    @rule(
-        name=st.sampled_from(["n1", "n2", "n3"]),
-        kind=st.sampled_from([CordonNode, DrainNode, UncordonNode, UncordonNode]),
-    )
+    @rule(name=NODES, kind=st.sampled_from([CordonNode, DrainNode, UncordonNode, UncordonNode]))
     def maintain(self, name: str, kind: type[NodeCommand]) -> None:
         self.try_command(kind(name))
 
-    @rule(name=st.sampled_from(["n1", "n2", "n3"]), tags=st.sampled_from([(), ("fast",), ("fast", "x")]))
+    @rule(name=NODES, tags=st.sampled_from([(), ("fast",), ("fast", "x")]))
     def tag(self, name: str, tags: tuple[str, ...]) -> None:
         self.try_command(SetNodeTags(name, tags=tags))
 
@@ -261,16 +255,10 @@ class Life(RuleBasedStateMachine):
         self.used_cpu_s += max(seconds, 0.0)
 
     @precondition(lambda self: self.world.nodes)
-    @rule(
-        data=st.data(),
-        keeps=st.booleans(),
-        deaf=st.booleans(),
-        full=st.booleans(),
-        foreign=st.sampled_from([0.0, 0.0, 2.0]),
-    )
-    def change_manners(self, data: st.DataObject, keeps: bool, deaf: bool, full: bool, foreign: float) -> None:
+    @rule(data=st.data(), manners=st.tuples(*[st.booleans()] * 3), foreign=st.sampled_from([0.0, 0.0, 2.0]))
+    def change_manners(self, data: st.DataObject, manners: tuple[bool, bool, bool], foreign: float) -> None:
         node = self.world.nodes[self.pick(self.world.nodes, data)]
-        behave(node, keeps, deaf, full)
+        behave(node, *manners)
         node.foreign.clear()
         if foreign:
             node.has(foreign)

@@ -1,8 +1,5 @@
-"""What the scheduler hands to a fair-share update, against a mapping of its own from what users set.
-
-Random trees are made by commands; the update of a snapshot that is written down here, from the same attributes, must
-give what the scheduler's pools and operations got (semantics.md 2.5, 2.10, 4, 9; fair_share_update.md 1).
-"""
+"""What the scheduler hands to a fair-share update of random trees, against a mapping of its own from what users set
+(semantics.md 2.5, 2.10, 4, 9; fair_share_update.md 1)."""
 
 import math
 import random
@@ -229,9 +226,7 @@ def snapshot_of(plan: Plan, world: World, ids: list[str], state: dict[str, tuple
         if n in order:
             weight, start = 1.0, float(order[n])
         elif given.get("min_share_resources"):
-            pools.append(Pool(
-                f"own {name}", parent, weight, "fair_share", own, fitted(plan, n)
-            ))  # fmt: skip
+            pools.append(Pool(f"own {name}", parent, weight, "fair_share", own, fitted(plan, n)))
             parent = f"own {name}"
         operations.append(Operation(
             name, parent, weight, vector({r: x * given["jobs"] for r, x in one.items()}),

@@ -62,9 +62,7 @@ def test_the_file_of_one_tree_makes_another_one_like_it(one: Config, other: Conf
     made = do(other, tables, prune=True)
     assert content(made.trees["t"]) == content(one.trees["t"])
     assert do(made, tables, prune=True) is made
-    same = {pool.name for pool in other.trees["t"].pools.values()} & {
-        pool.name for pool in made.trees["t"].pools.values()
-    }
+    same = other.trees["t"].pools.keys() & made.trees["t"].pools.keys()
     ids = [{tree.pools[name].id for name in same} for tree in (other.trees["t"], made.trees["t"])]
     assert ids[0] == ids[1], "a pool that moves stays the pool that it was"
     event(f"{len(same)} pools stay")
@@ -126,13 +124,11 @@ def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool, p
 @given(
     st.dictionaries(st.text(min_size=1).filter(str.isprintable).map("x".__add__), PLAIN | st.text(), max_size=4), FORMS
 )
-def test_any_attribute_comes_back_from_a_file(attributes: dict[str, object], form: Form) -> None:
+def test_any_attribute_comes_back_from_a_file(values: dict[str, object], form: Form) -> None:
     config = Config(MappingProxyType({}))
     try:
-        config = commands.apply(config, commands.CreateTree("t", attributes), new_id=new_id, nodes={}).config
-        config = commands.apply(
-            config, commands.CreatePool("t", "a", "<Root>", attributes), new_id=new_id, nodes={}
-        ).config
+        config = commands.apply(config, commands.CreateTree("t", values), new_id=new_id, nodes={}).config
+        config = commands.apply(config, commands.CreatePool("t", "a", "<Root>", values), new_id=new_id, nodes={}).config
     except CommandError:
         assume(False)
     text = write_tree("t", tree_file.make_tables(config.trees["t"]), form)
@@ -156,16 +152,14 @@ def test_pools_are_renamed_and_moved_by_their_ids_and_that_is_taken_back(config:
     tree = config.trees["t"]
     pools = list(tree_file.make_tables(tree).pools or ())
     names = data.draw(st.permutations([pool.name for pool in pools]))
-    renamed = dict(zip((pool.name for pool in pools), names, strict=True)) | {"<Root>": "<Root>"}
-    tables = tuple(
-        msgspec.structs.replace(pool, name=renamed[pool.name], parent=renamed[pool.parent]) for pool in pools
-    )
+    rename = dict(zip((pool.name for pool in pools), names, strict=True)) | {"<Root>": "<Root>"}
+    tables = tuple(msgspec.structs.replace(pool, name=rename[pool.name], parent=rename[pool.parent]) for pool in pools)
     try:
         made = do(config, tree_file.TreeTables(None, tables), prune=data.draw(st.booleans()))
     except CommandError:  # default_parent_pool may be another one now, and so on
         return
     assert {pool.id: pool.name for pool in made.trees["t"].pools.values()} == {
-        pool.id: renamed[pool.name] for pool in tree.pools.values()
+        pool.id: rename[pool.name] for pool in tree.pools.values()
     }
     assert raw(take_back(made, kept(config, made), new_id, {}).config) == raw(config)
 

@@ -113,12 +113,13 @@ class Ledger:
         self.counts[what] = self.counts.get(what, 0) + 1
         if self.keeps_notes:
             self.told.append(f"{self.events.now:.3f} {what} {' '.join(map(str, facts))}")
-        self.trace = hash_text(f"{self.trace} {self.events.now:.9f} {what} {facts}")
+        self.trace = zlib.crc32(f"{self.trace} {self.events.now:.9f} {what} {facts}".encode())
 
     def check(self, holds: bool, law: str) -> None:
         self.checks += 1
-        if not holds:
-            raise_later(self.events, ViolationError(f"after {self.events.now:.3f} s: {law}"))
+        if not holds and self.events.violation is None:
+            # It is found in the middle of other code, which must not catch it.
+            self.events.violation = ViolationError(f"after {self.events.now:.3f} s: {law}")
 
     # --- hosts
 
@@ -223,7 +224,6 @@ class Ledger:
             self.check(is_stored, f"the end of job {job_id} was acknowledged and is not stored")
 
     def took_term(self, host: Host, incarnation: str, term: int | None) -> None:
-        """An agent uses an answer."""
         before = self.used_terms.get(incarnation, 0)
         self.check((term or 0) >= before, f"{host.name} used an answer of term {term} after one of {before}")
         self.used_terms[incarnation] = max(term or 0, before)
@@ -245,10 +245,7 @@ class Ledger:
             self.acknowledged_weights[name] = least
             return
         record = self.operations.get(operation_id)
-        self.check(
-            record is not None,
-            f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored",
-        )
+        self.check(record is not None, f"{type(command).__name__} of {operation_id} is acknowledged, not stored")
         if isinstance(command, operations.StartOperation):
             self.acknowledged_starts[operation_id] = None
         elif isinstance(command, operations.SuspendOperation) and command.abort_running_jobs:
@@ -449,9 +446,7 @@ class Ledger:
         """A scheduler sends an answer; a standby's has no term."""
         if term is not None and self.sees_terms:
             is_led = self.events.now <= self.leases[term]
-            self.check(
-                is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late"
-            )
+            self.check(is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s late")
 
     def see_stops(self) -> AbstractContextManager[Any]:
         """Note each job that a scheduler tells to stop."""
@@ -531,13 +526,3 @@ class Ledger:
 def find_bound(record: OperationRecord) -> int:
     """The most memory that a job of an operation with a retry policy may get."""
     return BOUND if record.trees["default"].pool == BOUNDED_POOL else 8 * RETRIED_MEMORY
-
-
-def raise_later(events: Events, error: ViolationError) -> None:
-    """Violations are found in the middle of other code, which must not catch them."""
-    if events.violation is None:
-        events.violation = error
-
-
-def hash_text(text: str) -> int:
-    return zlib.crc32(text.encode())

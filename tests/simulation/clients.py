@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from simulation.world import Options
 
 GIVE_UP_S = 120.0
-POLICY = (
-    "exit=3:2,delay=20s,delay_growth=2",
-    "oom:3,per_operation=6,delay=4s,memory_growth=2",
-    "node_lost:4,delay=15s",
-)
+RULES = ("exit=3:2,delay=20s,delay_growth=2", "oom:3,per_operation=6,delay=4s,memory_growth=2", "node_lost:4,delay=15s")
 OF_JOBS = "preempted:3,delay=6s"
 """Not of gangs."""
 TOUCHES = 0.15
@@ -132,14 +128,8 @@ class Client:
             is_large, seconds = len(self.started) % 3 == 0, rng.choice((0.5, 1.0, 15.0))
             task.update({"cpu_limit": 1.5 if is_large else 0.5, "job_count": 5 if is_large else rng.choice((3, 8, 20))})
             task["command"][1] = f"{rng.uniform(0.5, 1.5) * seconds:.3f}"
-            spec.update(
-                {
-                    "is_gang": is_large,
-                    "weight": 100.0 if is_large else 1.0,
-                    "allow_reclaimed": True,
-                    "title": "long" if seconds > 1.0 else "short",
-                }
-            )
+            spec |= {"is_gang": is_large, "weight": 100.0 if is_large else 1.0, "allow_reclaimed": True}
+            spec["title"] = "long" if seconds > 1.0 else "short"
         if self.options.vaults and len(self.started) % 3 == 1:
             spec["title"] = f"{self.name}-{len(self.started)}"
             spec["secure_vault"] = {"word": SECRET + spec["title"]}
@@ -150,7 +140,7 @@ class Client:
         if self.options.retries and rng.random() < self.options.retries:
             spec.pop("fail_on_job_restart", None)
             is_gang = "gang_options" in task or spec.get("is_gang")
-            spec["retry_policy"] = [*POLICY] if is_gang else [*POLICY, OF_JOBS]
+            spec["retry_policy"] = [*RULES] if is_gang else [*RULES, OF_JOBS]
             task["memory_limit"], task["command"] = RETRIED_MEMORY, ["flaky", *task["command"][1:]]
         return StartOperation(spec)
 

@@ -1,8 +1,5 @@
-"""A database engine in memory, with sessions, a lease and a clock of its own: what PostgreSQL is to the schedulers.
-
-``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: a
-call is carried out at one moment, and says by ``charge`` how long it took. ``checks_fence`` is off for a mutation.
-"""
+"""A database engine in memory, with sessions, a lease and a clock of its own: what PostgreSQL is to the schedulers. It
+is called in virtual threads: a call is carried out at one moment, and says by ``charge`` how long it took."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,9 +1,6 @@
-"""Virtual time: one heap of events, and an asyncio loop for each process that takes part in it.
-
-A process that is stopped keeps its events until it goes on; those of one that was killed are dropped, whatever its
-coroutines were doing. What is called in a thread is carried out in one piece, some time after the call and some time
-before its result: a process may be stopped or killed on either side of it.
-"""
+"""Virtual time: one heap of events, and an asyncio loop for each process. A stopped process keeps its events until it
+goes on, those of a killed one are dropped. What is called in a thread is carried out in one piece, some time after the
+call and some time before its result: a process may be stopped or killed on either side of it."""
 
 from __future__ import annotations
 
@@ -105,8 +102,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             told()
 
     def discard(self) -> None:
-        """End the coroutines of a killed process, once its world is over and nobody sees what they still do: the
-        garbage collector would later, in the middle of another test."""
+        """End the coroutines of a killed process once its world is over; the collector would in another test."""
         for task in self._left:
             for _ in range(ATTEMPTS):
                 # One that waits for something at its end goes on there the next time.

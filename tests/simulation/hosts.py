@@ -166,8 +166,6 @@ class Host:
 
 
 class HostExecutor:
-    """An agent's executor on a host."""
-
     def __init__(self, host: Host) -> None:
         self.host = host
         self.events: list[Event] = []

@@ -18,11 +18,9 @@ Handler = Callable[[str, Mapping[str, str], bytes], Awaitable[Reply]]
 
 
 class Network:
-    """``serve`` puts a handler at an address; ``ask`` sends a request there from a process.
-
-    ``lost``: which share of messages never arrives; ``repeated``: which of requests arrives twice; ``mean_s``: the mean
-    time of a message, of which one in fifty takes ``slow_s`` at most. A pair of host names in ``cut`` cannot talk.
-    """
+    """``serve`` puts a handler at an address; ``ask`` sends a request there from a process. ``lost``: which share of
+    messages never arrives; ``repeated``: which of requests arrives twice; ``mean_s``: the mean time of a message, of
+    which one in fifty takes ``slow_s`` at most. A pair of host names in ``cut`` cannot talk."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
@@ -34,7 +32,6 @@ class Network:
         self._hosts: dict[str, str] = {}
 
     def place(self, address: str, host: str) -> None:
-        """Say on which host an address is."""
         self._hosts[address] = host
 
     def serve(self, address: str, loop: VirtualLoop, handler: Handler) -> None:

@@ -40,8 +40,6 @@ RULES = Rules(
 
 
 class Machine:
-    """A host of a scheduler: its name in the network, its clocks."""
-
     def __init__(self, events: Events, name: str) -> None:
         self.events = events
         self.name = name
@@ -83,7 +81,8 @@ class ReignApp:
         except StoreError as error:
             return self._reply(503, {"error": str(error)})
         except CpumondError as error:
-            return self._reply(503 if _is_temporary(error) else 422, {"error": str(error)})
+            is_temporary = isinstance(error, YtError) and getattr(error, "code", None) in (100, 105)
+            return self._reply(503 if is_temporary else 422, {"error": str(error)})
 
     async def _execute(self, path: str, mutation_id: str, body: bytes) -> Any:
         command = (POOL_COMMANDS if path.endswith("/pools") else COMMANDS).decode(body)
@@ -100,10 +99,6 @@ class ReignApp:
 
     def _reply(self, status: int, value: Any) -> Reply:
         return Reply(status, {}, msgspec.json.encode(value))
-
-
-def _is_temporary(error: CpumondError) -> bool:
-    return isinstance(error, YtError) and getattr(error, "code", None) in (100, 105)
 
 
 class SchedulerProcess:

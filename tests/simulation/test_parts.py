@@ -77,8 +77,6 @@ class TestArbiter(ArbiterContract):
 
 
 class Told:
-    """What a process did, and when."""
-
     def __init__(self) -> None:
         self.events = Events(1)
         self.said: list[tuple[float, Any]] = []

@@ -1,7 +1,5 @@
-"""Seeds of the simulated world: a pair of schedulers, hosts, users, and what goes wrong; each is played again exactly.
-
-``python -m simulation SEED -v`` in tests/ shows all that happens in one. Thousands of seeds are in tests/slow.
-"""
+"""Seeds of the simulated world, each played again exactly; ``python -m simulation SEED -v`` in tests/ shows all that
+happens in one. Thousands are in tests/slow."""
 
 import os
 import subprocess
@@ -46,19 +44,13 @@ WORLDS = [
     *(pytest.param(BACKFILL, seed, id=f"backfill {seed}") for seed in (8, 211, *range(214, 220 if ALL else 215))),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(GUARANTEES, seed, id=f"guarantees {seed}") for seed in range(12 if ALL else 4 if WHOLE else 1)),
-    *(pytest.param(BURSTS, 3390, id="failures that one heartbeat reported counted at once") for _ in range(WHOLE)),
+    *[pytest.param(BURSTS, 3390, id="failures that one heartbeat reported counted at once")] * WHOLE,
     *(pytest.param(BURSTS, seed, id=f"bursts {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
-    *(
-        pytest.param(Options(retries=0.7), 63, id="a job that was told to stop before all were aborted went on")
-        for _ in range(WHOLE)
-    ),
+    *[pytest.param(Options(retries=0.7), 63, id="a job that was told to stop before all were aborted went on")] * WHOLE,
     pytest.param(Options(backfills=True, retries=0.3), 2033, id="a job in kept room had the memory of another's retry"),
-    *(
-        pytest.param(Options(backfills=True, retries=0.3), 2345, id="a needless job went on after a take-over")
-        for _ in range(WHOLE)
-    ),
+    *[pytest.param(Options(backfills=True, retries=0.3), 2345, id="a needless job went on after a take-over")] * WHOLE,
     *(pytest.param(RETRIES, seed, id=f"retries {seed}") for seed in range(8 if ALL else 4 if WHOLE else 1)),
 ]
 

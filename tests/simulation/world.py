@@ -70,8 +70,6 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What became of a seed."""
-
     seed: int
     violation: str
     simulated_s: float
@@ -90,14 +88,12 @@ class Outcome:
 
 
 class World:
-    """The parts; ``run`` lets time pass."""
-
     def __init__(self, seed: int, options: Options, directory: str) -> None:
         self.seed = seed
         self.options = options
         self.events = events = Events(seed)
         self.network = Network(events)
-        self.database = Database(now=self._database_now, charge=events.charge)
+        self.database = Database(now=lambda: events.now + self.database_offset_s, charge=events.charge)
         self.database_offset_s = events.rng.uniform(-20.0, 20.0)
         self.database.latency = lambda: events.rng.uniform(0.0005, 0.004)
         self.database.can_reach = self._can_reach
@@ -124,9 +120,6 @@ class World:
         self.faults = Faults(self)
         self.idle: set[tuple[str, str]] | None = None
         self.unmet: set[str] | None = None
-
-    def _database_now(self) -> float:
-        return self.events.now + self.database_offset_s
 
     def _can_reach(self, owner: Any) -> bool:
         return owner is None or self.network.can_pass(owner.machine.name, "db")

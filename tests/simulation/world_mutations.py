@@ -15,7 +15,7 @@ from cpumond.core.route import Terms
 from cpumond.scheduler import service
 from cpumond.scheduler.decide import starvation
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.model import OperationRecord, StartRecord
+from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State, blame, changes, dispatch, gangs, install, lifecycle, retries
 from cpumond.scheduler.store import Change, Entry, StoreError
@@ -40,8 +40,7 @@ def lead_for_ever() -> AbstractContextManager[Any]:
     return mock.patch.object(Lead, "may_answer", lambda self, term, _: self.is_own and self.term == term)
 
 
-@contextlib.contextmanager
-def acknowledge_before_the_write(_: World) -> Iterator[None]:
+def acknowledge_before_the_write(_: World) -> AbstractContextManager[Any]:
     """Changes are applied, and commands answered, while they are being written."""
     write = Scheduler._write
 
@@ -49,12 +48,10 @@ def acknowledge_before_the_write(_: World) -> Iterator[None]:
         task = asyncio.ensure_future(write(self, *facts))
         task.add_done_callback(lambda done: done.exception())
 
-    with mock.patch.object(Scheduler, "_write", begin):
-        yield
+    return mock.patch.object(Scheduler, "_write", begin)
 
 
-@contextlib.contextmanager
-def start_without_asking(_: World) -> Iterator[None]:
+def start_without_asking(_: World) -> AbstractContextManager[Any]:
     """Starts of jobs are not stored before an answer has them."""
     start = lifecycle.start
 
@@ -62,8 +59,7 @@ def start_without_asking(_: World) -> Iterator[None]:
         job.is_stored = True
         start(state, job)
 
-    with mock.patch.object(lifecycle, "start", start_now):
-        yield
+    return mock.patch.object(lifecycle, "start", start_now)
 
 
 @contextlib.contextmanager
@@ -75,10 +71,7 @@ def forget_stops(_: World) -> Iterator[None]:
         stop(state, job, *facts, **more)
         state.unstored_stops.clear()
 
-    def store_none(*_: Any) -> list[StartRecord]:
-        return []
-
-    with mock.patch.object(lifecycle, "stop", stop_only), mock.patch.object(service, "list_stops_of", store_none):
+    with mock.patch.object(lifecycle, "stop", stop_only), mock.patch.object(service, "list_stops_of", return_value=[]):
         yield
 
 
@@ -90,20 +83,17 @@ def take_any_term(world: World) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def guess_the_outcome(world: World) -> Iterator[None]:
+def guess_the_outcome(_: World) -> AbstractContextManager[Any]:
     """A write whose outcome is not known counts as refused, and the reign goes on."""
 
     def refuse(self: SimStore) -> None:
         self._session = None
         raise StoreError("the connection was lost")
 
-    with mock.patch.object(SimStore, "_give_up", refuse):
-        yield
+    return mock.patch.object(SimStore, "_give_up", refuse)
 
 
-@contextlib.contextmanager
-def log_later(_: World) -> Iterator[None]:
+def log_later(_: World) -> AbstractContextManager[Any]:
     """Entries of the log are written after what they tell of, in a write of their own."""
     write = Scheduler._write
 
@@ -115,12 +105,10 @@ def log_later(_: World) -> Iterator[None]:
             with contextlib.suppress(StoreError):
                 await write(self, [], entries)
 
-    with mock.patch.object(Scheduler, "_write", write_twice):
-        yield
+    return mock.patch.object(Scheduler, "_write", write_twice)
 
 
-@contextlib.contextmanager
-def number_at_the_database(world: World) -> Iterator[None]:
+def number_at_the_database(world: World) -> AbstractContextManager[Any]:
     """Numbers of entries are given when they are written, so that a repeated write adds them again."""
     log = world.database.log
     add = log.add
@@ -128,8 +116,7 @@ def number_at_the_database(world: World) -> Iterator[None]:
     def add_anew(rows: Sequence[Row]) -> None:
         add(log.make([Entry(row.at, row.subjects, row.value) for row in rows]))
 
-    with mock.patch.object(log, "add", add_anew):
-        yield
+    return mock.patch.object(log, "add", add_anew)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""An agent that is killed again and again under load: what rule ``peak`` learned is back each time, and no limit is low
-when ``cpumond restore`` is done."""
+"""What rule ``peak`` learned is back after each kill of an agent, and after ``cpumond restore`` no limit is low."""
 
 import json
 import os
@@ -50,8 +49,6 @@ for _ in sys.stdin:
 
 
 class Launcher:
-    """Starts agents, one after the other, and waits for their ends."""
-
     def __init__(self, agent: AgentProcess) -> None:
         self._pid = 0
         self._log = open(agent.log_path, "ab")  # noqa: SIM115 - closed below
@@ -61,7 +58,6 @@ class Launcher:
         )  # fmt: skip
 
     def start(self) -> int:
-        """The process id of a new agent."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
@@ -69,7 +65,6 @@ class Launcher:
         return self._pid
 
     def wait(self) -> int:
-        """The exit code of the agent, when it has ended."""
         code = self._read()
         self._pid = 0
         return code

@@ -1,5 +1,4 @@
-"""Backfill in three days of the backfill week: half of what was idle is used, and gangs start no later
-(tests/bench/backfill.py has the whole week)."""
+"""Three days of the backfill week: half of what was idle is used, gangs start no later (tests/bench/backfill.py)."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Three real nodes, 100 operations in three pools: each pool gets the CPU that the fair share promises, also where one
-of them wants little for a time."""
+"""Three real nodes: each of three pools gets the CPU of its fair share, also where one wants little for a time."""
 
 import random
 from pathlib import Path

@@ -66,7 +66,6 @@ def wheel(tree: Path, sdist: Path, tools: Path, tmp_path_factory: pytest.TempPat
 
 
 def list_source(folder: str) -> set[str]:
-    """The files of a folder of the checkout."""
     found = (path.relative_to(REPOSITORY) for path in (REPOSITORY / folder).rglob("*") if path.is_file())
     return {str(path) for path in found if not any(fnmatch(part, out) for part in path.parts for out in LEFT_BY_TOOLS)}
 

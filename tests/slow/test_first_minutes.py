@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """What one boot saw, line by line."""
     skip_without_means()
     work = tmp_path_factory.mktemp("machine")
     stage = work / "in"

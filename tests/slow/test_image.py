@@ -1,7 +1,5 @@
-"""The container image: its recipe, executed by podman without a network, and what docs/deploy/README.md does with it.
-
-The base is a Debian made by mmdebstrap, which the guests of ``nspawn.sh`` have too; the registry's is not asked for.
-"""
+"""The container image: its recipe, executed by podman without a network on a Debian made by mmdebstrap, and what
+docs/deploy/README.md does with it."""
 
 import json
 import os
@@ -91,7 +89,6 @@ def read_offline_options() -> str:
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
-    """With the image."""
     skip_without_means()
     for tool in ("podman", "runc"):  # crun refuses hosts that have controllers of v1 and of v2
         if shutil.which(tool) is None:

@@ -27,8 +27,7 @@ END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> p
 
 
 def write_until(store: PostgresStore, number: int, over: threading.Event) -> tuple[int, bool]:
-    """Batches of equal slots until one is refused or the time is over: the last acknowledged one, and whether what
-    became of the next one is not known."""
+    """Equal slots in batches until one is refused or the time is over: the last acknowledged, and if one is unknown."""
     while not over.is_set():
         value = b"%d " % (number + 1) + bytes(random.randrange(20) ** 3)
         try:

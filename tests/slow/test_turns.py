@@ -63,7 +63,6 @@ def start(suite: Path, *arguments: str, **environment: str) -> subprocess.Popen[
 
 
 def run(suite: Path, *arguments: str, **environment: str) -> str:
-    """What the run prints."""
     with start(suite, *arguments, **environment) as process:
         output, _ = process.communicate(timeout=100)
     return output
@@ -143,7 +142,6 @@ ALL = SHORT | {"test_more", "test_other", "test_third", "test_boot"}
 
 @pytest.fixture
 def lanes(suite: Path) -> Path:
-    """With a test or two for each folder."""
     for name, text in FILES.items():
         (suite / name).parent.mkdir(exist_ok=True)
         (suite / name).write_text(f"{text}\n", encoding="utf-8")

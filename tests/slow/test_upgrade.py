@@ -1,7 +1,5 @@
-"""The steps of docs/upgrade.md with the programs of the versions themselves, and jobs that run all the time.
-
-0.1 and 0.2 are taken from this repository's history; their libraries are this environment's.
-"""
+"""The steps of docs/upgrade.md with the programs of 0.1 and 0.2 from this repository's history (their libraries are
+this environment's), and jobs that run all the time."""
 
 import io
 import os
@@ -53,7 +51,6 @@ def choose(sources: Path) -> list[str]:
 
 
 def take_sources(version: str, tmp_path: Path) -> Path:
-    """The sources of an earlier version."""
     command = ["git", "-C", str(REPOSITORY), "archive", COMMITS[version], "cpumond"]
     if shutil.which("git") is None or (made := subprocess.run(command, capture_output=True, check=False)).returncode:
         pytest.skip(f"{version} is in the repository's history (commit {COMMITS[version]}), which is not here")

@@ -1,9 +1,6 @@
-"""The emulated machine: what takes longer than ``tests/machine/test_vm.py`` may, and the other layouts of cgroups.
-
-On v2 units as jobs under real load (``guest/units.py``), the executor of kind ``systemd``, two reboots, and names of
-engines' jobs; two machines more for ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at
-mounts, limits and discovery.
-"""
+"""The emulated machine, what takes longer than ``tests/machine/test_vm.py`` may: on v2 units as jobs under real load
+(``guest/units.py``), the executor of kind ``systemd``, two reboots, and names of engines' jobs; what looks at mounts,
+limits and discovery on ``v1``, with cpu and cpuacct mounted together, and on ``hybrid``."""
 
 import json
 import sys
@@ -45,13 +42,11 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS)
 
 @pytest.fixture(scope="module")
 def v2(stage: Path) -> Machine:
-    """What the machine with the unified hierarchy left."""
     return test_vm.boot_layout("v2", stage, PARTS, "engines", UNITS_SETTINGS)
 
 
 @pytest.fixture(scope="module", params=["v1", "hybrid"])
 def machine(request: pytest.FixtureRequest, stage: Path) -> Machine:
-    """What the machines with another layout left."""
     return test_vm.boot_layout(request.param, stage, (test_vm.TESTS,))
 
 

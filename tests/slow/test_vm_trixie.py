@@ -1,8 +1,5 @@
-"""The emulated machine with Debian 13: systemd 257, Linux 6.12, Python 3.13, cgroup v2.
-
-What another systemd may do otherwise: units as jobs under real load (``guest/units.py``: D-Bus, polkit,
-``daemon-reload``), the executor of kind ``systemd``, and what looks at cgroups.
-"""
+"""The emulated machine with Debian 13 (systemd 257, Linux 6.12, Python 3.13, cgroup v2): units as jobs under real load
+(``guest/units.py``), the executor of kind ``systemd``, and what looks at cgroups."""
 
 import sys
 from pathlib import Path
@@ -27,7 +24,6 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS)
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """What the machine left."""
     skip_without_means()
     work = tmp_path_factory.mktemp("machine")
     make_stage(work / "in", work, test_vm.list_files("v2"), PYTHONS[SUITE])

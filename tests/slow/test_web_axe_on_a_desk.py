@@ -1,5 +1,4 @@
-"""The pages and dialogs of ``test_web_axe.py``, which looks at them on a telephone, on a desk; nothing in them overlaps
-at any size, nor where names are as long as they may be."""
+"""The pages of ``test_web_axe.py`` on a desk; nothing overlaps at any size, nor where names are as long as may be."""
 
 from __future__ import annotations
 

@@ -30,8 +30,6 @@ OVERFLOW = """() => [...document.querySelectorAll('main .table-scroll'), documen
 
 
 class World:
-    """The scheduler, and what was done to it."""
-
     def __init__(self, scheduler: SchedulerProcess, client: httpx2.Client) -> None:
         self.scheduler = scheduler
         self.client = client

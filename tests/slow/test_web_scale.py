@@ -1,7 +1,5 @@
-"""The scheduler's web page with 2000 pools and 20 000 operations: what it weighs, what it keeps, and that it is right.
-
-Times depend on the machine; ``tests/bench/web.py`` measures them.
-"""
+"""The scheduler's web page with 2000 pools and 20 000 operations: what it weighs, what it keeps, and that it is right
+(``tests/bench/web.py`` measures times)."""
 
 from __future__ import annotations
 
