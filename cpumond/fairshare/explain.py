@@ -271,7 +271,7 @@ def _make_step(tree: _Tree, name: str, binding: _Binding) -> PathStep:
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:
-    """Return ``its weight``; for a pool above, or an element inside, the phrase names that element."""
+    """Return ``its weight``; or ``the weight of NAME`` with the place, for a pool above or an element inside."""
     if at == name:
         return f"its {word}"
     return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"

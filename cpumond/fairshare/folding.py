@@ -16,8 +16,8 @@ DEFAULT_WEIGHT: Final = 1.0
 
 
 def limits_of_total(total: Vector, ratio: float) -> Vector:
-    """Return the limits set by ``max_share_ratio``, in [0, 1], as a share of the cluster (18). They are quantised like
-    all resources (17). The caller sets ``resource_limits`` of the pool to the lesser of its own and these."""
+    """Return the limits that ``max_share_ratio``, a fraction of the cluster in [0, 1], sets (18). They are quantised
+    like all resources (17). The caller sets ``resource_limits`` of the pool to the lesser of its own and these."""
     return scale_resources(total, ratio)
 
 

@@ -116,9 +116,9 @@ class PoolNode:
     """One pool (or the root) during one update; the phases fill it in the order of section 2.
 
     Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
-    known up to the suggestion ``need``. ``path`` is made up to the fit factor ``reach``, which did not suffice
-    ``tries`` times. ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: in pre-order, the
-    ``index`` after the last pool below this one. ``is_same``: all in and below the pool is as in the last update."""
+    known up to the suggestion ``need``. ``path`` ends at the fit factor ``reach``, which did not suffice ``tries``
+    times. ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: in pre-order, the ``index``
+    after the last pool below this one. ``is_same``: all in and below the pool is as in the last update."""
 
     __slots__ = (
         "pool", "parent", "index", "end", "pools", "operations", "weights", "demand", "usage",

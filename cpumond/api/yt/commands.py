@@ -336,7 +336,7 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
     if parent.tree is None:
         raise YtError(f"{target} cannot hold a pool; pools are in //sys/pool_trees/<tree>")
     if parent.tree.name != node.tree.name:
-        raise YtError(f'pool "{node.name}" of tree "{node.tree.name}" cannot go to tree "{parent.tree.name}"')
+        raise YtError(f'pool "{node.name}" of tree "{node.tree.name}" cannot be moved to tree "{parent.tree.name}"')
     name = target.steps[-1]
     if name == node.name and parent.pool_name == node.pool.parent and not get_flag(request, "force"):
         raise YtError(f"Node {target} already exists", ALREADY_EXISTS)

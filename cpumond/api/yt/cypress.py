@@ -302,7 +302,7 @@ def _read_option(node: CypressNode, keys: Sequence[str]) -> Any:
     except CommandError:
         if len(keys) == 1 and is_option(kind, keys[0]):
             value = getattr(item.settings, canonical_name(kind, keys[0]))
-            holds = "" if value is None or not isinstance(value, str | int | float) else f"; {_literal(value)} holds"
+            holds = "" if value is None or not isinstance(value, str | int | float) else f"; {_literal(value)} applies"
             raise CommandError(f"Attribute {quote_text(keys[0])} is not found: it is not set{holds}", RESOLVE) from None
         raise
 

@@ -20,5 +20,5 @@ def read_token(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise AccessError(f"{path}: {describe(error) if isinstance(error, OSError) else 'it is not text'}") from error
     if not re.fullmatch(r"[!-~]+", token):
-        raise AccessError(f"{path}: it does not hold a token on one line")
+        raise AccessError(f"{path}: it does not contain a token on one line")
     return token

@@ -202,7 +202,7 @@ async def test_a_missing_attribute_is_told_with_what_may_be_meant(yt):
     await yt.create_pool("a", weight=3)
     for name, told in (
         ("weigth", '; did you mean "weight"?'),
-        ("mode", ': it is not set; "fair_share" holds'),
+        ("mode", ': it is not set; "fair_share" applies'),
         ("max_running_operation_count", ": it is not set"),
         ("resource_usage/disk_spac", '; did you mean "disk_space"?'),
     ):
@@ -332,7 +332,7 @@ async def test_an_option_of_a_tree_that_is_not_set_answers_what_holds(yt):
     found = await yt.get("//sys/pool_trees", attributes=["main_resource", "nonsense"])
     assert found["default"].attributes == {"main_resource": "cpu"}
     assert "main_resource" not in await yt.get(f"{tree}/@")
-    assert 'it is not set; "cpu" holds' in str((await error_of(yt.remove(f"{tree}/@main_resource"), 500)).inner[0])
+    assert 'it is not set; "cpu" applies' in str((await error_of(yt.remove(f"{tree}/@main_resource"), 500)).inner[0])
     assert (await yt.get(f"{tree}/@config"), "config" in await yt.list(f"{tree}/@")) == ({}, True)
     assert not await yt.exists(f"{tree}/@config/main_resource")
     assert not await yt.exists(f"{tree}/a/@config")
@@ -452,7 +452,7 @@ async def test_a_move_renames_and_gives_another_parent(yt):
     await error_of(yt("move", source_path="//sys/pools", destination_path="//sys/pools/x"))
     await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
     to_another_tree = yt("move", source_path="//sys/pools/taken", destination_path="//sys/pool_trees/gpu/x")
-    await error_of(to_another_tree, said='cannot go to tree "gpu"')
+    await error_of(to_another_tree, said='cannot be moved to tree "gpu"')
 
 
 async def test_guarantees_are_transferred(yt):

@@ -101,5 +101,5 @@ def test_nobody_answers():
 
 def test_a_token_that_no_request_can_hold_is_not_told(tmp_path):
     (tmp_path / "token").write_bytes(b"secret\nsecond")
-    with pytest.raises(AccessError, match="token: it does not hold a token on one line"):
+    with pytest.raises(AccessError, match="token: it does not contain a token on one line"):
         KubernetesApi("http://127.0.0.1:9", str(tmp_path)).list_all("/x")
