@@ -38,7 +38,7 @@ def state_of(node: FakeNode, name: str = "a") -> JobState:
     return node.agent.table.jobs[f"jobs/{name}"].state
 
 
-def learn_something(node: FakeNode, held: bool = True) -> None:
+def learn_something(node: FakeNode, held: bool = True) -> FakeNode:
     """Job a uses one core of its four for a while and is held back at the limit for that."""
     node.ticks(70, {"a": 1.0})
     assert 1.05 <= node.cores("a") < 1.11  # smaller cuts are no write
@@ -46,6 +46,7 @@ def learn_something(node: FakeNode, held: bool = True) -> None:
         node.tick({"a": 1.1}, {"a": 0.8})
         assert node.cores("a") == 4.0
         node.ticks(2, {"a": 1.2})
+    return node
 
 
 def store(node: FakeNode) -> None:
@@ -68,8 +69,7 @@ def make_peak_node(make_node, jobs: tuple[str, ...] = ("a",)) -> FakeNode:
 
 def make_learned_node(make_node) -> FakeNode:
     """What it has learned is on disk."""
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node))
     store(node)
     return node
 
@@ -77,8 +77,7 @@ def make_learned_node(make_node) -> FakeNode:
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_a_job_goes_on_with_its_caution_and_its_faded_peak(make_node, end):
     """After a kill, which keeps its limit, and after an end, which gives it back; new jobs begin as any other."""
-    node = make_peak_node(make_node, ("a", "again"))
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node, ("a", "again")))
     node.ticks(16, {"a": 0.5})
     before, known = state_of(node), node.cores("a")
     assert before.held.count == 1
@@ -160,8 +159,7 @@ def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
 
 
 def test_it_is_written_when_it_is_due_and_something_changed(make_node, monkeypatch, logs):
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node))
     node.agent.context.peaks.due_s = node.clock.monotonic_s() + STORE_S
     node.agent.store_peaks()
     assert not path_of(node).exists()
@@ -192,8 +190,7 @@ def test_an_agent_that_never_read_the_file_or_was_ousted_does_not_write_it(make_
     (tmp_path / PEAKS_FILE).write_text(text)
     PeakFile(str(tmp_path), str(tmp_path), (0, 0)).close([])
     assert (tmp_path / PEAKS_FILE).read_text() == text
-    node = make_peak_node(make_node)
-    learn_something(node, held=False)
+    node = learn_something(make_peak_node(make_node), held=False)
     node.agent.writer.is_ousted = True
     assert not path_of(node.end()).exists()
 
@@ -227,8 +224,7 @@ def test_jobs_that_are_gone_are_dropped_and_unnamed_living_ones_kept(make_node):
 
 
 def test_a_job_that_starts_again_begins_with_the_caution_of_the_one_before(make_node, monkeypatch):
-    node = make_peak_node(make_node, ("a", "b"))
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node, ("a", "b")))
     node.remove("a")
     node.ticks(2)
     node.make("a", quota="400000 100000")
@@ -267,8 +263,7 @@ def test_a_file_that_somebody_removes_is_written_anew_and_said(make_node):
 
 
 def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node))
     obstacle = path_of(node).with_suffix(".state.new")
     obstacle.mkdir()
     for _ in range(3):
@@ -289,8 +284,7 @@ def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
 def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node, logs, monkeypatch):
     """A pipe without a reader: opening it waits."""
     monkeypatch.setattr(peaks, "LAST_WRITE_S", 0.01)
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node))
     pipe = path_of(node).with_suffix(".state.new")
     os.mkfifo(pipe)
     try:
@@ -389,8 +383,7 @@ def test_another_rule_starts_from_the_present_limit_and_writes_none(make_node, o
 
 
 def test_another_actuator_starts_from_the_limit_in_force_with_the_caution(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = learn_something(make_peak_node(make_node))
     node.ticks(20, {"a": 0.5})
     before = state_of(node)
     assert node.cores("a") < 4.0

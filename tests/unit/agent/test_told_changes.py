@@ -18,15 +18,17 @@ LOWERED = {"shadow": ORDER, "up-only": ORDER, "weight": ("400000 100000", "12"),
 """Quota and weight of a job that uses little, by what the agent was told."""
 
 
-def set_levels(node, *levels):
+def tell(node, *levels, ticks=0):
+    """Tell it these levels, and let it tick."""
     for level in levels:
         node.agent.take_answer(HeartbeatAnswer(True, level=level), 0.0)
+    for _ in range(ticks):
+        node.tick()
 
 
 def lower(node):
     """Let it do the most, until idle jobs are lowered."""
-    set_levels(node, "quota")
-    node.ticks(10)
+    tell(node, "quota", ticks=10)
 
 
 def limits(node):
@@ -48,8 +50,7 @@ def told(request, make_node):
 def test_each_level_after_each_other_one_leaves_its_own_limits_alone(told, first, then):
     node, bound = told
     for level in (first, then):
-        set_levels(node, level)
-        node.ticks(10)
+        tell(node, level, ticks=10)
         does = lowest(level, bound)
         assert limits(node) == LOWERED[does]
         assert (about(node).level, about(node).bound) == (does, bound)
@@ -60,15 +61,13 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
     node, bound = told
     lower(node)
     assert limits(node) == LOWERED[bound]
-    set_levels(node, level, "quota", level)
-    node.tick()
+    tell(node, level, "quota", level, ticks=1)
     assert limits(node) == ORDER
     lower(node)
     assert limits(node) == LOWERED[bound]
     pause = node.directory / "run" / "pause"
     pause.touch()
-    set_levels(node, level)
-    node.ticks(3)
+    tell(node, level, ticks=3)
     pause.unlink()
     node.ticks(2)
     assert limits(node) == ORDER
@@ -78,7 +77,7 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
 def test_a_reload_does_not_raise_what_was_told(told, level):
     node, bound = told
     lower(node)
-    set_levels(node, level)
+    tell(node, level)
     node.reload(node.config_text)
     node.ticks(10)
     assert limits(node) == LOWERED[lowest(level, bound)]
@@ -90,14 +89,12 @@ def test_a_pin_ends_with_the_level_and_up_only_lowers_nothing_after_it(make_node
     lower(node)
     control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
     node.tick()
-    set_levels(node, "up-only")
-    node.ticks(3)
+    tell(node, "up-only", ticks=3)
     assert node.cores("a") == 1.0
     control.unpin_job(node.agent, "a")
     node.ticks(3)
     assert node.cores("a") >= 1.0
-    set_levels(node, "shadow")
-    node.ticks(2)
+    tell(node, "shadow", ticks=2)
     assert limits(node) == ORDER
 
 
@@ -108,8 +105,7 @@ def test_a_contest_that_ends_in_up_only_leaves_what_the_job_ordered(make_node):
     while not job.hold.is_contested:
         job.hold = job.hold.lose(node.agent.clock.monotonic_s(), 1.0, 2)
     node.write("a", "cpu.max", "300000 100000\n")
-    set_levels(node, "up-only")
-    node.ticks(2)
+    tell(node, "up-only", ticks=2)
     control.unpin_job(node.agent, "a")
     node.ticks(3)
     assert node.cores("a") == 4.0
@@ -123,6 +119,5 @@ def test_what_a_job_asks_for_itself_is_told_too(make_node):
     control.add_job(node.agent, {"cgroup": "jobs/b", "job_id": "b", "job_cpu_monitor": {"mode": "reclaim"}})
     node.ticks(2)
     assert (about(node).level, about(node).bound) == ("shadow", "quota")
-    set_levels(node, "up-only")
-    node.ticks(2)
+    tell(node, "up-only", ticks=2)
     assert (about(node).level, about(node).bound) == ("up-only", "quota")

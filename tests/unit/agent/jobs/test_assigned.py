@@ -90,7 +90,8 @@ class World:
         self.clock.advance(seconds)
         return self.jobs.advance(self.clock.monotonic_s(), self.count)
 
-    def adjust(self) -> bool:
+    def adjust(self, seconds: float = 0.0) -> bool:
+        self.clock.advance(seconds)
         return self.jobs.adjust(self.clock.monotonic_s(), self.count)
 
     def count(self) -> tuple[dict[str, Usage], float]:
@@ -824,8 +825,7 @@ def test_a_log_is_read_while_the_job_lives_and_as_long_as_it_is_kept(world: Worl
     world.obey(acknowledged=["j1"])
     world.adjust()
     assert world.jobs.read_log(request).total_bytes == 5
-    world.clock.advance(86_500.0)
-    world.adjust()
+    world.adjust(86_500.0)
     assert "no log of job j1" in world.jobs.read_log(request).error
     world.wait_for_workers()
     assert os.listdir(world.config.executor.jobs_dir) == [".lock"]
@@ -874,14 +874,12 @@ def test_jobs_on_reclaimed_cpu_are_slowed_from_the_memory_others_leave(world: Wo
     world.memory_limits["owner"] = 600 * MIB
     world.jobs.list_owners = lambda: ["owner"]
     world.run("ours", memory_limit=0)
-    world.clock.advance(6.0)
-    world.adjust()
+    world.adjust(6.0)
     assert world.held == {}  # no such job
     world.run("guest", reclaimed=True)
     for available, high in ((None, None), (800 * MIB, 600 * MIB), (600 * MIB, 400 * MIB), (0, 64 * MIB)):
         world.available = available
-        world.clock.advance(6.0)
-        world.adjust()
+        world.adjust(6.0)
         assert world.held.get("cpumond-jobs") == high
 
 
@@ -891,8 +889,7 @@ def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> N
     for _ in range(119):
         assert not world.adjust()
         world.clock.advance(5.0)
-    world.clock.advance(15.0)
-    assert world.adjust()
+    assert world.adjust(15.0)
     assert world.executor.calls[-1] == ("interrupt", "new")
     world.happen(Ended("new", 900.0, signal=15))
     finished = world.finished("new")
@@ -913,8 +910,7 @@ def test_jobs_occupy_their_reserve_and_may_use_more_while_the_node_has_it(world:
     world.memory |= {"cpumond-jobs/a": 300, "cpumond-jobs/b": 100, "cpumond-jobs/c": 490}
     assert world.adjust(), "a heartbeat says it"
     assert [report.over_reserve for report in world.jobs.reports()] == [True, False, False]
-    world.clock.advance(5.0)
-    assert not world.adjust()
+    assert not world.adjust(5.0)
     assert {call for call, _ in world.executor.calls} == {"start"}
 
 
@@ -952,8 +948,7 @@ def test_a_job_that_is_still_being_started_is_the_latest_one(world: World) -> No
     world.obey(make_order("new", cpu_limit=2.0))
     world.other_cores = 1.0
     world.adjust()
-    world.clock.advance(700.0)
-    world.adjust()
+    world.adjust(700.0)
     assert [job_id for job_id, job in world.jobs.jobs.items() if job.file.stop is not None] == ["new"]
 
 
