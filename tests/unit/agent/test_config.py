@@ -208,10 +208,8 @@ WRONG_SOURCES = [
     ("kind = 'docker'\ntoken_file = '/a'", "source 1: token_file: is only for a kubelet at an https:// address"),
     ("kind = 'kubernetes'\nsocket = '/run/cri.sock'\nca_file = '/a'", "source 1: ca_file: is only for a kubelet at"),
     ("kind = 'kubernetes'\nsocket = 'http://127.0.0.1:10255'\ntoken_file = '/a'", "token_file: is only for a kubelet"),
-    (
-        "kind = 'kubernetes'\nsocket = 'https://10.0.0.1:10250'\nca_file = 'none'",
-        'source 1: ca_file: "none" is only for a kubelet on the loopback',
-    ),
+    ("kind = 'kubernetes'\nsocket = 'https://10.0.0.1:10250'\nca_file = 'none'",
+     'source 1: ca_file: "none" is only for a kubelet on the loopback'),
     ("kind = 'glob'\npattern = 'a'\nca_file = '/a'", "source 1: ca_file: is only for the kinds docker,"),
     ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is only for the kinds docker, podman, slurm,"),
     ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is only for the kinds docker,"),
@@ -222,20 +220,16 @@ WRONG_SOURCES = [
     ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it must match'),
     ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is only for kind = "static"; use id_regex'),
     ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is not a property of a unit"),
-    (
-        "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
-        "labels: at most 8 are allowed, got 9",
-    ),
+    ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
+     "labels: at most 8 are allowed, got 9"),
     ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is only for kind = "systemd"'),
     ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is only for kind = "systemd"'),
-]
+]  # fmt: skip
 WRONG_NODES = [
     ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
     ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "delete this line"),
-    (
-        '[executor]\nnode_name = "n"\nkind = "slurm"',
-        'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose',
-    ),
+    ('[executor]\nnode_name = "n"\nkind = "slurm"',
+     'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose'),
     ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
     ('[scheduler]\nurl = ["http://a", ""]', "must be an http:// or https:// address, or unix:/PATH, got ''"),
     ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: write several addresses as a list"),
@@ -252,22 +246,16 @@ WRONG_NODES = [
     ('path = "x"', f"{FILE}: path: unknown key; "),  # the internal field is no key
     ("a = ", f"{FILE}: not valid TOML: line 1: `a =`: a has no value"),
     # At the wrong level: the tables that have it, not what merely sounds like it.
-    (
-        "[monitor]\nmanaged_roots = []",
-        "monitor.managed_roots: unknown here; managed_roots belongs above the first [table]",
-    ),
+    ("[monitor]\nmanaged_roots = []",
+     "monitor.managed_roots: unknown here; managed_roots belongs above the first [table]"),
     ('mode = "shadow"', "mode belongs into [monitor] or [[source]] or [operation.NAME]"),
     ("[web]\ncheck-period = '1s'", "web.check-period: unknown here; check-period belongs into [monitor]"),
     ("[[source]]\nkind = 'glob'\nslots = 1\nuser_slots = 1", "source 1.slots: unknown key"),
     ("[operation.o]\nlisten = ''", "operation.o.listen: unknown here; listen belongs into [metrics] or [web]"),
     *(
-        (
-            text,
-            (
-                f"{key}: '/sys/fs/cgroup{place}/a/b': name a cgroup by its path below the root of the hierarchy; "
-                'write "a/b"'
-            ),
-        )
+        (text,
+         (f"{key}: '/sys/fs/cgroup{place}/a/b': name a cgroup by its path below the root of the hierarchy; "
+          'write "a/b"'))
         for place in ("", "/cpu,cpuacct", "/cpu", "/unified")
         for key, text in {
             "managed_roots": f'managed_roots = ["/sys/fs/cgroup{place}/a/b"]',
@@ -285,16 +273,14 @@ WRONG_NODES = [
     ),
     (f"{SOURCE}[source.job-cpu-monitor]\nvote_window_size = 3", "can never be exceeded by"),
     ("[operation.o.job-cpu-monitor]\nvote_window_size = 3", "can never be exceeded by"),
-    (
-        f"{SOURCE}job-cpu-monitor.vote_window_size = 4\n[operation.o]\njob-cpu-monitor.vote_decision_threshold = 4",
-        "can never be exceeded by",
-    ),
+    (f"{SOURCE}job-cpu-monitor.vote_window_size = 4\n[operation.o]\njob-cpu-monitor.vote_decision_threshold = 4",
+     "can never be exceeded by"),
     ('[web]\nlisten = "*:1"', "web.listen: must be a loopback address such as 127.0.0.1:9759, "),
     *(
         (f'[web]\nlisten = "{listen}"', f"got {listen!r}; to see it from elsewhere: `ssh -L")
         for listen in BEYOND_LOOPBACK
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "where", "words"), [
@@ -363,24 +349,18 @@ def test_operations_of_several_files_are_merged_by_name(tmp_path):
 
 
 WRONG_KEYS = (
-    (
-        "b = 1\n[monitor]\nmode = 'x'\ncheck_period = '1y'\n"
-        "[[source]]\npatern = 'x'\n[[source]]\nkind = 5\n[operation.b]\nmode = 1\n"
-    ),
+    ("b = 1\n[monitor]\nmode = 'x'\ncheck_period = '1y'\n"
+     "[[source]]\npatern = 'x'\n[[source]]\nkind = 5\n[operation.b]\nmode = 1\n"),
     "[log]\nlevel = yes\n",
-    (
-        "toml:1: b:|toml:3: monitor.mode|toml:4: monitor.check_period|toml:6: source 1.patern|toml:5: source 1: 'kind'|"
-        "toml:8: source 2.kind|toml:10: operation.b.mode|more.toml: not valid"
-    ),
-)
+    ("toml:1: b:|toml:3: monitor.mode|toml:4: monitor.check_period|toml:6: source 1.patern|toml:5: source 1: 'kind'|"
+     "toml:8: source 2.kind|toml:10: operation.b.mode|more.toml: not valid"),
+)  # fmt: skip
 WRONG_TOGETHER = (
     "[web]\nlisten = '0.0.0.0:1'\n[report]\nkind = 'http'\n[metrics]\nlisten = 'x'\n[[source]]\nkind = 'glob'\n",
     "[scheduler]\nurl = 'x'\n[executor]\nuser = '??'\n[[source]]\nkind = 'systemd'\n",
-    (
-        "more.toml:4: executor.user|more.toml:2: scheduler.url|toml:7: source 1|more.toml:5: source 2|"
-        "toml:3: report.url|toml:6: metrics.listen|toml:2: web.listen"
-    ),
-)
+    ("more.toml:4: executor.user|more.toml:2: scheduler.url|toml:7: source 1|more.toml:5: source 2|"
+     "toml:3: report.url|toml:6: metrics.listen|toml:2: web.listen"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("main", "more", "told"), [WRONG_KEYS, WRONG_TOGETHER])
