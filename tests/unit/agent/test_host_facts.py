@@ -69,19 +69,17 @@ def test_what_uses_cpu_is_not_looked_into(make_node, monkeypatch):
     assert looks
 
 
-@pytest.mark.parametrize(
-    ("tree", "populated"),
-    [
-        ({"cgroup.events": "populated 1\nfrozen 0\n"}, True),
-        ({"cgroup.events": "populated 0\nfrozen 0\n", "cgroup.procs": ""}, False),
-        ({"cgroup.procs": ""}, False),
-        ({"cgroup.procs": "0\n"}, True),
-        ({"cgroup.procs": "", "below": {"cgroup.procs": "7\n"}}, True),
-        ({"cgroup.procs": "", "below": {"cgroup.procs": ""}}, False),
-        ({}, True),
-    ],
-    ids=["v2", "v2 empty", "v1 empty", "v1 of another pid namespace", "v1 below", "v1 empty below", "nothing says so"],
-)
+@pytest.mark.parametrize(("tree", "populated"), [
+    ({"cgroup.events": "populated 1\nfrozen 0\n"}, True),
+    ({"cgroup.events": "populated 0\nfrozen 0\n", "cgroup.procs": ""}, False),
+    ({"cgroup.procs": ""}, False),
+    ({"cgroup.procs": "0\n"}, True),
+    ({"cgroup.procs": "", "below": {"cgroup.procs": "7\n"}}, True),
+    ({"cgroup.procs": "", "below": {"cgroup.procs": ""}}, False),
+    ({}, True),
+], ids=[
+    "v2", "v2 empty", "v1 empty", "v1 of another pid namespace", "v1 below", "v1 empty below", "nothing says so",
+])  # fmt: skip
 def test_a_process_is_seen_in_a_cgroup_or_below(tmp_path, tree, populated, monkeypatch):
     root = make_tree(tmp_path / "cpu", {"job": tree})
     assert is_populated(Hierarchies(2, root, root), "job") is populated

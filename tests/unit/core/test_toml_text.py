@@ -6,26 +6,23 @@ from cpumond.core.decode import ContentError, decode_toml
 from cpumond.core.toml_text import list_lines
 
 
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [
-        ("a = 1,5  # cores", "a decimal number has a point, not a comma; write a = 1.5"),
-        ("a = yes", "the values are true and false, in lower case; write a = true"),
-        ("a = 1s", 'a value with a unit needs quotes; write a = "1s"'),
-        ("a = 50%", 'a value with a unit needs quotes; write a = "50%"'),
-        ("a = “b”", 'quotes must be straight; write a = "b"'),
-        ("a = 1\na = 2", "a appears twice, first in line 2; keep one of them"),
-        ("[t]\nb = 1\n[t]", "the table [t] appears twice, first in line 2; put all of its keys below one of them"),
-        (r'a = "C:\Users\x"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'C:\Users\x'"""),
-        (r'a = "job_\d+"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'job_\d+'"""),
-        ("a = shadow", 'a text needs quotes; write a = "shadow"'),
-        ("a = 10.0.0.1:9757", 'a text needs quotes; write a = "10.0.0.1:9757"'),
-        ("a: b", '= separates key and value, not :; write a = "b"'),
-        ('a = "b', 'the quote is not closed; write a = "b"'),
-        ("a =", "a has no value: write one, or leave the line out"),
-        ('a = ["b"\nc = 1', "the list that begins in line 2 is not closed, or a comma is missing; end it with ]"),
-    ],
-)
+@pytest.mark.parametrize(("line", "remedy"), [
+    ("a = 1,5  # cores", "a decimal number has a point, not a comma; write a = 1.5"),
+    ("a = yes", "the values are true and false, in lower case; write a = true"),
+    ("a = 1s", 'a value with a unit needs quotes; write a = "1s"'),
+    ("a = 50%", 'a value with a unit needs quotes; write a = "50%"'),
+    ("a = “b”", 'quotes must be straight; write a = "b"'),
+    ("a = 1\na = 2", "a appears twice, first in line 2; keep one of them"),
+    ("[t]\nb = 1\n[t]", "the table [t] appears twice, first in line 2; put all of its keys below one of them"),
+    (r'a = "C:\Users\x"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'C:\Users\x'"""),
+    (r'a = "job_\d+"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'job_\d+'"""),
+    ("a = shadow", 'a text needs quotes; write a = "shadow"'),
+    ("a = 10.0.0.1:9757", 'a text needs quotes; write a = "10.0.0.1:9757"'),
+    ("a: b", '= separates key and value, not :; write a = "b"'),
+    ('a = "b', 'the quote is not closed; write a = "b"'),
+    ("a =", "a has no value: write one, or leave the line out"),
+    ('a = ["b"\nc = 1', "the list that begins in line 2 is not closed, or a comma is missing; end it with ]"),
+])  # fmt: skip
 def test_a_usual_mistake_has_its_line_and_a_remedy(line: str, remedy: str) -> None:
     """What is to be written is TOML; a line with nothing wrong is above it."""
     with pytest.raises(ContentError) as told:

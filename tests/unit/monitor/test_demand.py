@@ -24,26 +24,22 @@ def refused(text: str, duration_s: float | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "duration_s", "expected"),
-    [
-        ("seconds,cores\n0,1\n0.2,3\n0.5,2\n", None, [1, 1, 3, 3, 3, 2, 2, 2]),
-        ("0,1\n0.2,3\n", None, [1, 1, 3, 3]),
-        ("cores,seconds\n1,0\n3,0.2\n", None, [1, 1, 3, 3]),
-        ("\ufeff# by hand\n\nSeconds , Cores\n 0 , 1\n# more\n0.2,3\n", None, [1, 1, 3, 3]),
-        ("1700000000,1\n1700000000.2,3\n", None, [1, 1, 3, 3]),
-        ("-0.2,1\n0,3\n", None, [1, 1, 3, 3]),
-        ("0,1\n0.02,6\n0.05,0\n0.18,10\n0.2,0\n0.3,0\n", None, [2, 2, 0, 0]),
-        ("0,1\n0.2,3\n0.5,2\n", 0.3, [1, 1, 3]),
-        ("0,1\n0.2,3\n", 0.6, [1, 1, 3, 3, 3, 3]),
-        ("0,1\n", 0.2, [1, 1]),
-    ],
-    ids=[
-        "a row holds until the next one, the last as long as the one before", "no header", "columns in any order",
-        "comments and blanks", "times of a clock", "times before 0", "rows within a period add up", "cut",
-        "the last row lasts", "one row",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "duration_s", "expected"), [
+    ("seconds,cores\n0,1\n0.2,3\n0.5,2\n", None, [1, 1, 3, 3, 3, 2, 2, 2]),
+    ("0,1\n0.2,3\n", None, [1, 1, 3, 3]),
+    ("cores,seconds\n1,0\n3,0.2\n", None, [1, 1, 3, 3]),
+    ("\ufeff# by hand\n\nSeconds , Cores\n 0 , 1\n# more\n0.2,3\n", None, [1, 1, 3, 3]),
+    ("1700000000,1\n1700000000.2,3\n", None, [1, 1, 3, 3]),
+    ("-0.2,1\n0,3\n", None, [1, 1, 3, 3]),
+    ("0,1\n0.02,6\n0.05,0\n0.18,10\n0.2,0\n0.3,0\n", None, [2, 2, 0, 0]),
+    ("0,1\n0.2,3\n0.5,2\n", 0.3, [1, 1, 3]),
+    ("0,1\n0.2,3\n", 0.6, [1, 1, 3, 3, 3, 3]),
+    ("0,1\n", 0.2, [1, 1]),
+], ids=[
+    "a row holds until the next one, the last as long as the one before", "no header", "columns in any order",
+    "comments and blanks", "times of a clock", "times before 0", "rows within a period add up", "cut",
+    "the last row lasts", "one row",
+])  # fmt: skip
 def test_what_rows_are_in_periods(text, duration_s, expected):
     demand = read(text, duration_s)
     assert (cores(demand.work_cpu_s), demand.notes, demand.at_order_cpu_s) == (expected, (), None)

@@ -27,30 +27,26 @@ def test_share_of_throttled_periods_between_two_readings_is_in_0_to_1(before, no
 PRESSED = MonitorSettings(pressure_restore_ratio=0.4)
 
 
-@pytest.mark.parametrize(
-    ("limit_cores", "given", "throttled_ratio", "pressure_ratio", "restores"),
-    [
-        (5.0, {"throttle_restore_ratio": 0.25}, 0.25, 0.0, False),
-        (5.0, {"throttle_restore_ratio": 0.25}, 0.2500001, 0.0, True),
-        (5.0, {"throttle_restore_ratio": 0.0}, 1.0, 0.0, False),
-        (10.0, {}, 1.0, 0.0, False),
-        (5.0, {"actuator": "quota"}, 1.0, 0.0, True),
-        (5.0, {"actuator": "weight"}, 1.0, 0.0, False),
-        (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4, False),
-        (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4000001, True),
-        (10.0, {"pressure_restore_ratio": 0.4}, 0.0, 1.0, False),
-        (5.0, {}, 0.0, 1.0, False),
-        (5.0, {"actuator": "weight", "pressure_restore_ratio": 0.4}, 0.0, 0.5, True),
-        (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 1.0, 0.0, False),
-        (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 0.0, 1.0, True),
-        (5.0, {"pressure_restore_ratio": 0.4}, 1.0, 0.0, True),
-    ],
-    ids=[
-        "as much", "more", "turned off", "has all", "quota", "weight", "as much pressure", "more pressure",
-        "has all, pressure", "pressure turned off", "a lowered weight makes wait too", "only pressure, throttled",
-        "only pressure, pressed", "both, throttled",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("limit_cores", "given", "throttled_ratio", "pressure_ratio", "restores"), [
+    (5.0, {"throttle_restore_ratio": 0.25}, 0.25, 0.0, False),
+    (5.0, {"throttle_restore_ratio": 0.25}, 0.2500001, 0.0, True),
+    (5.0, {"throttle_restore_ratio": 0.0}, 1.0, 0.0, False),
+    (10.0, {}, 1.0, 0.0, False),
+    (5.0, {"actuator": "quota"}, 1.0, 0.0, True),
+    (5.0, {"actuator": "weight"}, 1.0, 0.0, False),
+    (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4, False),
+    (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4000001, True),
+    (10.0, {"pressure_restore_ratio": 0.4}, 0.0, 1.0, False),
+    (5.0, {}, 0.0, 1.0, False),
+    (5.0, {"actuator": "weight", "pressure_restore_ratio": 0.4}, 0.0, 0.5, True),
+    (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 1.0, 0.0, False),
+    (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 0.0, 1.0, True),
+    (5.0, {"pressure_restore_ratio": 0.4}, 1.0, 0.0, True),
+], ids=[
+    "as much", "more", "turned off", "has all", "quota", "weight", "as much pressure", "more pressure",
+    "has all, pressure", "pressure turned off", "a lowered weight makes wait too", "only pressure, throttled",
+    "only pressure, pressed", "both, throttled",
+])  # fmt: skip
 def test_more_than_the_ratio_of_a_sign_is_needed(limit_cores, given, throttled_ratio, pressure_ratio, restores):
     state = start_state(10.0, 0.0, limit_cores=limit_cores)
     assert needs_restore(state, throttled_ratio, MonitorSettings(**given), pressure_ratio) is restores

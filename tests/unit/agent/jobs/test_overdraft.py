@@ -7,21 +7,17 @@ from hypothesis import strategies as st
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 
 
-@pytest.mark.parametrize(
-    ("timer", "looks", "struck"),
-    [
-        (Timer(10.0), [(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
-        (Timer(10.0), [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)],
-         [False, False, False, False, False, True]),
-        (Timer(10.0), [(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
-        (Timer(10.0, 0.05), [(0.0, 2.1), (11.0, 2.1), (20.0, 2.2), (31.0, 2.2)], [False, False, False, True]),
-        (Timer(0.0), [(0.0, 2.0 + 1e-9), (1.0, 2.0 + 1e-9)], [False, False]),
-    ],
-    ids=[
-        "longer than the timeout", "a moment within the capacity resets it", "it starts anew after it has struck",
-        "what is allowed", "sums of floats that are the capacity",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("timer", "looks", "struck"), [
+    (Timer(10.0), [(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
+    (Timer(10.0), [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)],
+     [False, False, False, False, False, True]),
+    (Timer(10.0), [(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
+    (Timer(10.0, 0.05), [(0.0, 2.1), (11.0, 2.1), (20.0, 2.2), (31.0, 2.2)], [False, False, False, True]),
+    (Timer(0.0), [(0.0, 2.0 + 1e-9), (1.0, 2.0 + 1e-9)], [False, False]),
+], ids=[
+    "longer than the timeout", "a moment within the capacity resets it", "it starts anew after it has struck",
+    "what is allowed", "sums of floats that are the capacity",
+])  # fmt: skip
 def test_an_overdraft_counts_if_it_lasts(timer: Timer, looks: list[tuple[float, float]], struck: list[bool]) -> None:
     assert [timer.note(now, used, 2.0) for now, used in looks] == struck
 

@@ -85,26 +85,18 @@ def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weig
     assert (compute_start_weight(cores, 1), compute_start_weight(cores, 2)) == (shares, weight)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "steps"),
-    [
-        (
-            CpuSettings(200_000, 100_000),
-            CpuSettings(1_000, 250_000),
-            (WriteStep("quota", 1_000), WriteStep("period", 250_000)),
-        ),
-        (
-            CpuSettings(1_000, 250_000),
-            CpuSettings(200_000, 100_000),
-            (WriteStep("period", 100_000), WriteStep("quota", 200_000)),
-        ),
-        (CpuSettings(None, 1_000), CpuSettings(1_000, 2_000), (WriteStep("period", 2_000), WriteStep("quota", 1_000))),
-        (TWO, CpuSettings(100_000, 100_000, 0, 512), (WriteStep("quota", 100_000), WriteStep("weight", 512))),
-        (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
-        (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (WriteStep("quota", 100_000),)),
-    ],
-    ids=["down", "up", "from no quota", "a weight last", "no weight", "a burst that one side does not have"],
-)
+@pytest.mark.parametrize(("before", "after", "steps"), [
+    (CpuSettings(200_000, 100_000), CpuSettings(1_000, 250_000),
+     (WriteStep("quota", 1_000), WriteStep("period", 250_000))),
+    (CpuSettings(1_000, 250_000), CpuSettings(200_000, 100_000),
+     (WriteStep("period", 100_000), WriteStep("quota", 200_000))),
+    (CpuSettings(None, 1_000), CpuSettings(1_000, 2_000), (WriteStep("period", 2_000), WriteStep("quota", 1_000))),
+    (TWO, CpuSettings(100_000, 100_000, 0, 512), (WriteStep("quota", 100_000), WriteStep("weight", 512))),
+    (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
+    (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (WriteStep("quota", 100_000),)),
+], ids=[
+    "down", "up", "from no quota", "a weight last", "no weight", "a burst that one side does not have",
+])  # fmt: skip
 def test_the_order_of_writes(before, after, steps):
     """Of quota and period the one goes first that gives less in between."""
     assert plan_steps(before, after) == steps
