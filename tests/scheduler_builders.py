@@ -162,6 +162,12 @@ class World:
         yield from self.tree.operations.values()
 
 
+def make_world(cpu: float = 10.0, memory: float = 0.0, **settings: Any) -> tuple[World, Node]:
+    """With one node."""
+    world = World(**settings)
+    return world, world.node(cpu=cpu, memory=memory)
+
+
 E = TypeVar("E", bound=Element)
 
 

@@ -41,6 +41,13 @@ GIB = 2**30
 EASY = Rules(spare=(0.0, 0.0, 0.0, 0.0, 0.0))
 """Rules under which small numbers are easy: a node is filled to the last core."""
 
+EAGER = {
+    "max_unpreemptible_running_job_count": 0,
+    "fair_share_starvation_timeout": 0,
+    "preemptive_scheduling_backoff": 0,
+}
+"""Options of a tree in which one that starves preempts at once, also of small operations."""
+
 JobEnd = Literal["completed", "failed", "aborted", "lost"]
 
 

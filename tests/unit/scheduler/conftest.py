@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from coroutines import pytest_pyfunc_call  # noqa: F401 - a hook
-from scheduler_world import World, assert_consistent
+from scheduler_world import PlayedNode, World, assert_consistent
 from watched_store import Watched, make_scheduler
 
 from cpumond.scheduler.service import Scheduler
@@ -18,6 +18,12 @@ def world() -> Iterator[World]:
     world = World(pools=["p"])
     yield world
     assert_consistent(world.state)
+
+
+@pytest.fixture
+def node(world: World) -> PlayedNode:
+    """n1, with ten cores."""
+    return world.node("n1")
 
 
 @pytest.fixture

@@ -49,8 +49,7 @@ async def test_pools_are_nested_nodes(yt):
 async def test_children_come_with_the_attributes_that_they_have(yt):
     await yt.create_pool("a", weight=2.5)
     await yt.create_pool("b", "a")
-    found = await yt.get("//sys/pools", attributes=["weight", "type"])
-    assert found == Attributed(
+    assert await yt.get("//sys/pools", attributes=["weight", "type"]) == Attributed(
         {"a": Attributed({"b": Attributed({}, {"type": "scheduler_pool"})}, {"weight": 2.5, "type": "scheduler_pool"})},
         {"type": "scheduler_pool_tree"},
     )
@@ -334,9 +333,8 @@ async def test_an_option_of_a_tree_that_is_not_set_answers_what_holds(yt):
     assert "main_resource" not in await yt.get(f"{tree}/@")
     assert 'it is not set; "cpu" applies' in str((await error_of(yt.remove(f"{tree}/@main_resource"), 500)).inner[0])
     assert (await yt.get(f"{tree}/@config"), "config" in await yt.list(f"{tree}/@")) == ({}, True)
-    assert not await yt.exists(f"{tree}/@config/main_resource")
-    assert not await yt.exists(f"{tree}/a/@config")
-    assert not await yt.exists(f"{tree}/a/@mode")
+    for none in ("@config/main_resource", "a/@config", "a/@mode"):
+        assert not await yt.exists(f"{tree}/{none}")
 
 
 async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
@@ -482,9 +480,8 @@ async def test_the_orchid_shows_what_lives(yt):
     assert await yt.get(f"{ORCHID}/default_pool_tree") == "default"
     assert await yt.get(f"{DEFAULT}/node_addresses/0") == "host"
     assert await yt.exists(f"{DEFAULT}/pools/burst/fair_share_ratio")
-    assert not await yt.exists(f"{DEFAULT}/pools/nope/fair_share_ratio")
-    assert not await yt.exists(f"{DEFAULT}/node_addresses/1")
-    assert not await yt.exists(f"{DEFAULT}/node_addresses/x")
+    for none in ("pools/nope/fair_share_ratio", "node_addresses/1", "node_addresses/x"):
+        assert not await yt.exists(f"{DEFAULT}/{none}")
     assert (await yt.get(f"{DEFAULT}/pools"))["burst"]["specified_resource_flow_ratio"] == 0.1
     await error_of(yt.list(f"{DEFAULT}/pool_count"), said="not a map")
 

@@ -347,8 +347,7 @@ def test_a_refusal_says_who_what_why_and_whom_to_ask(teams):
 
 def test_what_allowed_a_command_is_told_once(teams):
     teams.set_tree(acl=[entry("ann", "write", "modify_children")])
-    text = check(teams.state, commands.RemovePool(TREE, "a", recursive=True), ANN)
-    assert text.split("; ") == [
+    assert check(teams.state, commands.RemovePool(TREE, "a", recursive=True), ANN).split("; ") == [
         'the access list of pool tree "default" allows modify_children to ann',
         *(f'the access list of pool tree "default" allows write to ann, inherited by pool "{name}"' for name in "abc"),
     ]

@@ -75,8 +75,7 @@ def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     shown = ("cannot start, suspended", "red"), "never", ("cannot start: 5 cores, largest node 4", "red")
     assert (rows[1], rows[10], rows[-1]) == shown
     forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
-    foretold = forecasts.when(world.record(large))
-    assert describe_forecast(foretold, world.now) == [
+    assert describe_forecast(forecasts.when(world.record(large)), world.now) == [
         "never, unless something changes: it cannot start: 5 cores, largest node 4"
     ]
     world.node("n9", cpu=5.0)
@@ -88,8 +87,7 @@ def test_running_without_a_job_is_shown_as_waiting(world):
     world.node("n1", cpu=1.0)
     first, second = world.start("p"), world.start("p")
     world.settle_down()
-    listed = listed_of(world)
-    assert {each.id: (each.state, each.shown_state) for each in listed} == {
+    assert {each.id: (each.state, each.shown_state) for each in listed_of(world)} == {
         first: ("running", "running"), second: ("running", "waiting"),
     }  # fmt: skip
 

@@ -66,8 +66,7 @@ def test_who_waits_already_gets_the_room_first(world: World) -> None:
 
 
 def test_what_is_lost_is_the_work_since_the_job_began(world: World) -> None:
-    jobs = world.nodes["n1"].jobs
-    for number, job in enumerate(jobs.values()):
+    for number, job in enumerate(world.nodes["n1"].jobs.values()):
         job.cpu_seconds = 10.0 + number
     world.step(100.0)
     found = plan(world)

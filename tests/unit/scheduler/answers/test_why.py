@@ -139,8 +139,7 @@ def test_6_2_at_its_limit_it_does_not_starve_and_the_limit_is_named_first(servic
     service.node("n1", cpu=8.0)
     service.create_pool("a", resource_limits={"cpu": 3})
     held = service.begin("a", 2, cpu=2.0)
-    for _ in range(3):
-        service.step(60.0)
+    service.settle_down(3, 60.0)
     element = service.element(held)
     assert (element.usage[CPU], element.starvation_status, element.below_since) == (2.0, "non_starving", None)
     assert service.pool("a").starvation_status == "non_starving"
@@ -150,8 +149,7 @@ def test_6_2_at_its_limit_it_does_not_starve_and_the_limit_is_named_first(servic
     told = describe_pool(service.pool("a"), service.now)
     assert told == "not starving: it is at its limit: another job would exceed it"
     rival = service.begin("a", 1, cpu=2.0)
-    for _ in range(3):
-        service.step(60.0)
+    service.settle_down(3, 60.0)
     assert service.element(rival).starvation_status != "non_starving", "another one in its pool has the room"
 
 

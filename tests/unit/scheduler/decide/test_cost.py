@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from scheduler_builders import World as Built
-from scheduler_world import PlayedNode, World, make_task
+from scheduler_world import EAGER, PlayedNode, World, make_task
 
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
@@ -42,10 +42,7 @@ def test_6_9_a_job_that_has_not_begun_loses_nothing():
 
 def make_full(**tree: Any) -> tuple[World, PlayedNode]:
     """A node of 4 cores, full of jobs of pool "rich" that began 100 s after another; "poor" may have half."""
-    world = World(
-        max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=0, preemptive_scheduling_backoff=0, **tree
-    )
-    world.create_pools("rich", "poor")
+    world = World(pools=["rich", "poor"], **EAGER, **tree)
     node = world.node("n1", cpu=4)
     world.start("rich", jobs=50)
     for cores in range(1, 5):
@@ -76,10 +73,7 @@ def test_6_6_the_cheapest_goes_first_where_the_tree_says_so(cheapest):
 
 
 def test_6_4_min_run_time_protects_for_so_long_and_no_longer():
-    world = World(
-        max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=0, preemptive_scheduling_backoff=5000
-    )
-    world.node("n1", cpu=4)
+    world = World(nodes={"n1": 4}, **{**EAGER, "preemptive_scheduling_backoff": 5000})
     spared = world.start("rich", user="a", jobs=4, min_run_time=100_000)
     world.step()
     began = world.now

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_builders import World, amount, give, starve
+from scheduler_builders import World, amount, give, make_world, starve
 
 from cpumond.core.wire import AgentAbout
 from cpumond.fairshare.resources import RESOURCES, ZERO
@@ -60,8 +60,7 @@ LAX = {"aggressive_preemption_satisfaction_threshold": 0.2, "preemption_satisfac
 )
 def test_6_4_three_lists_in_the_order_of_start(fair, demand, tree, expected):
     """``fair`` and ``demand``: of cpu and memory; each of the jobs uses a tenth of both."""
-    world = World(**tree)
-    node = world.node(cpu=10.0, memory=10.0)
+    world, node = make_world(cpu=10.0, memory=10.0, **tree)
     element = world.operation("o", needs=9, memory=1)
     world.jobs(element, node, 6)
     element.fair_share, element.demand_share, element.lists_are_old = amount(*fair), amount(*demand), True
@@ -80,8 +79,7 @@ def test_6_4_three_lists_in_the_order_of_start(fair, demand, tree, expected):
     ],
 )
 def test_6_4_jobs_below_the_non_preemptible_threshold(threshold, expected):
-    world = World(non_preemptible_resource_usage_threshold=threshold)
-    node = world.node(memory=10.0)
+    world, node = make_world(memory=10.0, non_preemptible_resource_usage_threshold=threshold)
     element = world.operation("o", needs=9, memory=1)
     world.jobs(element, node, 4)
     give(element, 0.0)
@@ -89,8 +87,7 @@ def test_6_4_jobs_below_the_non_preemptible_threshold(threshold, expected):
 
 
 def test_6_4_lists_are_made_again_only_when_old():
-    world = World()
-    node = world.node()
+    world, node = make_world()
     element = world.operation("o", needs=9)
     first, second = world.jobs(element, node, 2)
     give(element, 0.0)
@@ -125,8 +122,7 @@ def test_6_4_small_operations_are_protected_by_their_number_of_jobs(tree, own, s
 
 def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
     for count, order, goes in ((3, 2.0, True), (3, 3.0, False), (2, 3.0, True), (4, 1.0, True), (5, 1.0, False)):
-        world = World(max_unpreemptible_running_job_count=count)
-        node = world.node(cpu=4.0)
+        world, node = make_world(cpu=4.0, max_unpreemptible_running_job_count=count)
         rich, poor = world.operation("rich", needs=9), world.operation("poor", needs=9, cpu=order)
         world.jobs(rich, node, 4)
         give(rich, 0.0)
@@ -136,8 +132,7 @@ def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
 
 def pools_world(**settings: Any) -> tuple[World, elements.Node, elements.OperationElement, elements.OperationElement]:
     """Ten cores, all used by "rich" below rich_pool; "poor" below poor_pool has nothing and starves."""
-    world = World(**settings)
-    node = world.node()
+    world, node = make_world(**settings)
     for name in ("rich", "poor"):
         give(world.pool(f"{name}_pool"), 0.5)
         give(world.operation(name, f"{name}_pool", needs=9), 0.5)
@@ -175,8 +170,7 @@ def test_6_5_a_and_b_can_be_switched_off(option):
 
 
 def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
-    world = World()
-    node = world.node()
+    world, node = make_world()
     give(world.pool("p"), 0.7)
     give(world.pool("q"), 0.3)
     for name in ("a", "b"):
@@ -191,8 +185,7 @@ def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
 
 def test_6_5_aggressive_preemption_takes_the_second_list_where_allowed():
     for allowed in (True, False):
-        world = World()
-        node = world.node()
+        world, node = make_world()
         give(world.pool("p", allow_aggressive_preemption=allowed), 1.0)
         rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", needs=1)
         world.jobs(rich, node, 10)
@@ -208,8 +201,7 @@ def conditional_world(
     **settings: Any,
 ) -> tuple[World, elements.Node, elements.OperationElement, elements.OperationElement]:
     """A pool that starves, one of its operations has more than its share, the other one nothing."""
-    world = World(**settings)
-    node = world.node(cpu=4.0)
+    world, node = make_world(cpu=4.0, **settings)
     world.jobs(world.operation("far"), world.node("far", cpu=6.0), 6)
     starve(give(world.pool("p"), 0.8))
     rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", "p", needs=9)
@@ -232,8 +224,7 @@ def duel(
     sizes: list[float], order: float, *, fair: float = 0.1, cpu: float = 10.0, **settings: Any
 ) -> tuple[World, elements.Node, list[elements.Job], elements.OperationElement]:
     """ "rich" has jobs of these sizes, "poor" wants one of ``order`` cores and starves."""
-    world = World(**settings)
-    node = world.node(cpu=cpu)
+    world, node = make_world(cpu=cpu, **settings)
     rich, poor = world.operation("rich", needs=9), world.operation("poor", needs=9, cpu=order)
     jobs = [world.job(rich, node, size) for size in sizes]
     give(rich, fair)
@@ -288,8 +279,7 @@ def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made(sizes, taken):
 def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
     other = World()
     stranger = other.operation("stranger")
-    world = World()
-    node = world.node(cpu=1.0)
+    world, node = make_world(cpu=1.0)
     other.job(stranger, node)
     assert plan_for(node, give(world.operation("poor", needs=1), 0.5)) is None
 
@@ -340,8 +330,7 @@ def test_6_6_a_stage_needs_the_spare_with_all_that_could_be_freed(spare, goes):
 @pytest.mark.parametrize(("cheapest", "small_jobs"), [(False, 5), (True, 5), (True, 100)])
 def test_6_9_a_single_larger_job_when_small_ones_use_up_a_pools_losses(cheapest, small_jobs):
     """Also where the cheapest of very many sets are looked for."""
-    world = World(preempt_cheapest_first=cheapest)
-    node = world.node()
+    world, node = make_world(preempt_cheapest_first=cheapest)
     give(world.pool("p"), 0.6)
     a, b = world.operation("a", "p", needs=1), world.operation("b", "p", needs=1)
     large = world.job(a, node, 5.0)
@@ -354,8 +343,7 @@ def test_6_9_a_single_larger_job_when_small_ones_use_up_a_pools_losses(cheapest,
 
 
 def test_6_6_a_swap_inside_a_pool_at_its_limit():
-    world = World()
-    node = world.node()
+    world, node = make_world()
     pool = world.pool("p")
     limit(pool, 4.0)
     give(pool, 0.4)
@@ -389,8 +377,7 @@ def test_6_6_what_is_freed_outside_of_a_limited_pool_does_not_help_it(of_pool, t
 
 
 def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
-    world = World()
-    node = world.node()
+    world, node = make_world()
     calm = world.operation("calm", needs=9, preemption_mode="graceful")
     jobs = world.jobs(calm, node, 6)
     give(calm, 0.4)
@@ -406,8 +393,7 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
 
 
 def test_6_7_the_count_rule_protects_graceful_operations():
-    world = World(max_unpreemptible_running_job_count=10)
-    node = world.node()
+    world, node = make_world(max_unpreemptible_running_job_count=10)
     calm = world.operation("calm", needs=9, preemption_mode="graceful")
     world.jobs(calm, node, 6)
     give(calm, 0.1)
@@ -415,8 +401,7 @@ def test_6_7_the_count_rule_protects_graceful_operations():
 
 
 def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
-    world = World()
-    node = world.node()
+    world, node = make_world()
     pool = world.pool("p")
     element = world.operation("o", "p", needs=9)
     jobs = world.jobs(element, node, 6)
@@ -462,8 +447,7 @@ def test_6_6_conditional_candidates_never_repair_limits():
 
 
 def overcommitted(*sizes: float, **settings: Any) -> tuple[World, elements.Node, list[elements.Job]]:
-    world = World(**settings)
-    node = world.node(cpu=6.0)
+    world, node = make_world(cpu=6.0, **settings)
     world.node("more", cpu=4.0)
     element = world.operation("o", needs=9)
     jobs = [world.job(element, node, size) for size in sizes]
@@ -478,8 +462,7 @@ def chosen(node: elements.Node, now: float = 16.0) -> list[elements.Job]:
 
 def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
     for gap_first in (False, True):
-        world = World(preempt_cpu_gap_first=gap_first)
-        node = world.node(cpu=4.0)
+        world, node = make_world(cpu=4.0, preempt_cpu_gap_first=gap_first)
         element = world.operation("o")
         jobs = world.jobs(element, node, 5)
         elements.change_usage(jobs[0], amount(0.5))
@@ -491,8 +474,7 @@ def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
 def reclaimed_rivals() -> tuple[World, elements.Node, dict[str, list[elements.Job]]]:
     """A node of 6 cores with an ordinary job that no list protects, four jobs on reclaimed CPU of a pool within its
     guarantee, three of one whose guarantee is one core, all of one core; the ordinary one started last."""
-    world = World()
-    node = world.node(cpu=6.0)
+    world, node = make_world(cpu=6.0)
     jobs = {}
     for name, guarantee, number in (("beyond", 1 / 6, 3), ("within", 4 / 6, 4)):
         pool, element = world.pool(name), world.operation(f"{name}-o", name, needs=9)
@@ -620,8 +602,7 @@ def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
 
 @pytest.mark.parametrize("why_not", ["too large", "blocked", "blocked half way", "at their limits"])
 def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_not):
-    world = World()
-    node = world.node(cpu=50.0)
+    world, node = make_world(cpu=50.0)
     give(world.pool("rich"), {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
     for i in range(10):
         rich = world.operation(f"rich{i}", "rich", needs=9)
@@ -649,8 +630,7 @@ def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_n
 
 def make_hopeless(count: int) -> tuple[elements.Node, list[elements.OperationElement]]:
     """Jobs that may go, and operations better off than their owner would be then; each orders more than the last."""
-    world = World()
-    node = world.node(cpu=10.0)
+    world, node = make_world(cpu=10.0)
     rich = world.operation("rich", needs=9)
     world.jobs(rich, node, 2, 5.0)
     give(rich, 0.1)

@@ -10,7 +10,6 @@ from scheduler_world import World
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide.placement import ServiceOrder
-from cpumond.scheduler.settings.operations import StartOperation
 
 
 def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
@@ -107,10 +106,7 @@ def test_6_6_an_order_of_service_is_freed_with_its_last_reference():
 def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
     world = World(pools=["p"], job_graceful_preemption_timeout=42_000, max_unpreemptible_running_job_count=0)
     node = world.node("n1", cpu=10)
-    world.do(
-        StartOperation({"pool": "p", "preemption_mode": "graceful", "tasks": {"t": {"job_count": 10, "command": "x"}}})
-    )
-    world.settle_down()
+    world.run("p", jobs=10, preemption_mode="graceful")
     world.start("p", jobs=10)
     stops = []
     for _ in range(5):

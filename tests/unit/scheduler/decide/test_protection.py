@@ -163,8 +163,7 @@ def test_what_is_told_as_free_is_what_a_node_would_take():
 
 def test_6_4_min_run_time_is_told_with_how_long_it_still_protects():
     world = make_world(rich={"min_run_time": 600_000})
-    big = world.tree.operations["big"]
-    for number, job in enumerate(big.jobs.values()):
+    for number, job in enumerate(world.tree.operations["big"].jobs.values()):
         job.began_at = NOW - 420.0 - 600.0 * (number % 2)
     assert causes(world)["time", "big"] == 2
     assert "operation big keeps 2 jobs: protected for 3 min more by min_run_time" in explain(world)

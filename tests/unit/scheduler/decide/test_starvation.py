@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from scheduler_builders import World, give, starve
+from scheduler_builders import World, give, make_world, starve
 
 from cpumond.scheduler.decide.starvation import (
     priority_of,
@@ -113,8 +113,7 @@ def test_6_2_an_operation_can_only_make_itself_less_privileged(tree, options, ex
 
 def one_operation(usage: float, fair: float, demand: float = 1.0, guarantee: float = 0.0, **settings: Any):
     """An operation that uses ``usage`` of a cluster with 100 cores."""
-    world = World(**settings)
-    node = world.node(cpu=100.0)
+    world, node = make_world(cpu=100.0, **settings)
     element = world.operation("o", needs=5)
     if usage:
         world.job(element, node, usage * 100.0)
@@ -146,8 +145,7 @@ def test_6_2_status_of_an_operation(usage, fair, demand, guarantee, status):
 
 
 def test_6_2_the_largest_components_are_compared():
-    world = World()
-    node = world.node(cpu=100.0, memory=100.0)
+    world, node = make_world(cpu=100.0, memory=100.0)
     element = world.operation("o", needs=1)
     world.job(element, node, 10.0, 40.0)
     element.fair_share, element.demand_share = (0.0, 0.5, 0.0, 0.1, 0.0), (0.0, 1.0, 0.0, 1.0, 0.0)
@@ -172,8 +170,7 @@ def test_6_2_the_other_status_keeps_the_timer_and_changes_the_time_out():
 
 @pytest.mark.parametrize("reason", ["not running", "suspended", "needs nothing"])
 def test_6_2_operations_that_cannot_be_scheduled_are_normal(reason):
-    world = World()
-    world.node(cpu=100.0)
+    world, _ = make_world(cpu=100.0)
     element = world.operation("o", needs=0 if reason == "needs nothing" else 1, suspended=reason == "suspended")
     element.is_running = reason != "not running"
     give(element, 0.5)
@@ -188,8 +185,7 @@ def test_6_2_operations_that_cannot_be_scheduled_are_normal(reason):
     ("coefficient", "needs", "timeout_s"), [(1.0, 1, 30.0), (10.0, 5, 15.0), (10.0, 10, 30.0), (10.0, 50, 30.0)]
 )
 def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, timeout_s):
-    world = World(job_count_preemption_timeout_coefficient=coefficient)
-    world.node(cpu=100.0)
+    world, _ = make_world(cpu=100.0, job_count_preemption_timeout_coefficient=coefficient)
     element = give(world.operation("o", needs=needs), 0.5)
     update_starvation(world.tree, 0.0)
     update_starvation(world.tree, timeout_s)
@@ -199,8 +195,7 @@ def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, ti
 
 
 def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
-    world = World(enable_pool_starvation=False)
-    world.node(cpu=100.0)
+    world, _ = make_world(cpu=100.0, enable_pool_starvation=False)
     pool = give(world.pool("p"), 0.5)
     starve(pool)
     update_starvation(world.tree, 100.0)
@@ -208,8 +203,7 @@ def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
 
 
 def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_a_pool_above():
-    world = World()
-    world.node(cpu=100.0)
+    world, _ = make_world(cpu=100.0)
     world.pool("top", enable_aggressive_starvation=True)
     pool = world.pool("mid", "top", enable_aggressive_starvation=False)
     element = world.operation("o", "mid", needs=1)
@@ -239,9 +233,7 @@ def test_6_2_seconds_until_it_starves():
     world, element = one_operation(0.1, 0.5)
     assert starves_in_s(element, 0.0) is None
     update_starvation(world.tree, 10.0)
-    assert starves_in_s(element, 10.0) == 30.0
-    assert starves_in_s(element, 25.0) == 15.0
-    assert starves_in_s(element, 99.0) == 0.0
+    assert [starves_in_s(element, now) for now in (10.0, 25.0, 99.0)] == [30.0, 15.0, 0.0]
     update_starvation(world.tree, 41.0)
     assert starves_in_s(element, 41.0) == 0.0
 

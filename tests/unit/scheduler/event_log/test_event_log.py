@@ -344,8 +344,7 @@ async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Schedule
     await scheduler.execute(commands.CreatePool("default", "b"), ROOT)
     await scheduler.execute(set_weight("a", 3), User("ann", admin=True))
     later = await number_of_last(scheduler, "audit")
-    error = await refusal(scheduler, UndoChange(number), ROOT)
-    assert str(error) == (
+    assert str(await refusal(scheduler, UndoChange(number), ROOT)) == (
         f'change {number} cannot be undone: pool "a" in tree "default": weight is 3.0 now, not 2.0 as that '
         f'change left it; since then ann changed pool "a": weight 2.0 -> 3.0 (change {later})'
     )

@@ -390,9 +390,7 @@ def test_a_report_names_what_the_state_knows(watch):
 
 def test_a_report_of_days_has_users_by_request_and_the_lost_hours(watch):
     users = {"ann": 1.0, "bob": 3.0, "eve": 2.0}
-    totals = {
-        model.Key(model.USER, "default", name): model.Amounts(ordered=3600.0 * each) for name, each in users.items()
-    }
+    totals = {model.Key(model.USER, "default", who): model.Amounts(ordered=3600.0 * h) for who, h in users.items()}
     totals |= {
         pool("a"): model.Amounts(lost=7200.0),
         model.Key(model.ARM, "default", "control"): model.Amounts(ordered=1.0),

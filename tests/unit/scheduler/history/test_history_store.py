@@ -367,9 +367,7 @@ def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, rem
 def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
     store, tape = open_store(path), Tape()
     fill(store, tape, 5 * CHUNK_TICKS)
-    execute(
-        path, "UPDATE points SET data = x'00' WHERE chunk = (SELECT id FROM chunks ORDER BY first LIMIT 1 OFFSET 2)"
-    )
+    execute(path, "UPDATE points SET data = x'00' WHERE chunk = (SELECT id FROM chunks ORDER BY first LIMIT 2, 1)")
     since = START + PERIOD_S * 2.5 * CHUNK_TICKS
     with capture_logs() as logs:
         if asked == "read":

@@ -64,9 +64,7 @@ def observe(world: World) -> dict[str, Any]:
     found["rules"] = rules(pool.rules)
     found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
     found["violators"] = [job.id for job, *_ in find_limit_violators(next(iter(world.state.nodes.values())))]
-    found["rights"] = [
-        Rights(world.state, User(name)).on_pool("default", "p", "use").allowed for name in ("ann", "bob")
-    ]
+    found["rights"] = [Rights(world.state, User(who)).on_pool("default", "p", "use").allowed for who in ("ann", "bob")]
     found["goes to"] = attempt(world, "p", user="ann")
     found["second goes to"] = attempt(world, "p", user="ann")
     try:
@@ -214,9 +212,7 @@ def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
     world = World(nodes={"n1": 10}, max_preemptions_per_minute=budget, max_unpreemptible_running_job_count=0, **soon)
     world.run("greedy", user="a", jobs=50)
     late = world.start("late", user="b", jobs=50)
-    for _ in range(30):
-        world.step()
+    world.settle_down(30)
     assert len(world.jobs_of(late)) == taken
-    for _ in range(60):
-        world.step()
+    world.settle_down(60)
     assert len(world.jobs_of(late)) == (0 if budget == 0 else 4)

@@ -140,9 +140,7 @@ def test_an_allowance_of_a_job_is_forgotten_only_once_it_completes():
     lost = count_job(seen, job("lost", memory_limit=4 * GIB), 50.0, policy)
     assert lost.retried.places == {"t": {0: Retry({rule: 1}, 0.0, 4 * GIB)}}, "it starts at once, with what it had"
     assert count_job(lost, job("completed"), 60.0, policy).retried.places == {"t": {}}
-    assert count_job(lost, job("completed"), 60.0).retried.places == {"t": {}}, (
-        "also when the pool has no policy any more"
-    )
+    assert count_job(lost, job("completed"), 60.0).retried.places == {"t": {}}, "also when the pool's policy is gone"
 
 
 def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry():

@@ -110,10 +110,8 @@ def test_the_rest_keeps_its_level_while_a_canary_runs_and_after_its_stop():
 
 
 def test_a_node_of_several_stages_does_the_least_and_one_of_none_is_safe():
-    assert find_level(["quota", "weight"]) == "weight"
-    assert find_level(["quota"]) == "quota"
-    assert find_level([]) == "shadow"
-    assert find_level([None, "weight", None]) == "weight"
+    stages = ["quota", "weight"], ["quota"], [], [None, "weight", None]
+    assert [find_level(levels) for levels in stages] == ["weight", "quota", "shadow", "weight"]
 
 
 def test_hosts_that_another_stage_holds_down_are_no_canaries():

@@ -1,7 +1,7 @@
 """Nodes that get no new jobs, and drained ones (semantics.md 2.11)."""
 
 import pytest
-from scheduler_world import TREE, World
+from scheduler_world import EAGER, TREE, World
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon
@@ -32,9 +32,7 @@ def test_an_order_that_was_not_sent_yet_is_kept(world):
 
 
 def test_nobody_is_preempted_on_a_cordoned_node_but_limits_hold_there(world):
-    world.set_tree(
-        preemptive_scheduling_backoff=0, fair_share_starvation_timeout=0, max_unpreemptible_running_job_count=0
-    )
+    world.set_tree(**EAGER)
     world.create_pool("a")
     world.create_pool("b", strong_guarantee_resources={"cpu": 4})
     first = world.run("a", jobs=8)

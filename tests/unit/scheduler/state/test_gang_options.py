@@ -84,8 +84,7 @@ def test_gang_1_what_contradicts_a_gang_is_refused(world, root, tasks, named):
     assert world.state.operations == {}
 
 
-def test_gang_2_the_variables_of_two_tasks(world):
-    world.node("n1")
+def test_gang_2_the_variables_of_two_tasks(world, node):
     operation = start(world, a=task(2, {"size": 1}), b=task(1, {}))
     world.settle_down()
     jobs = [told for _, told in played(world, operation).values()]
@@ -96,8 +95,7 @@ def test_gang_2_the_variables_of_two_tasks(world):
     assert {told["YT_OPERATION_INCARNATION"] for told in jobs} == {world.record(operation).incarnation}
 
 
-def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world):
-    world.node("n1")
+def test_an_operation_without_gang_options_has_no_variables_of_a_gang(world, node):
     ((_, told),) = played(world, world.run("p")).values()
     assert not [name for name in told if "GANG" in name or "INCARNATION" in name or name == "YT_JOB_COUNT"]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from scheduler_world import World, assert_consistent, make_task
+from scheduler_world import EAGER, World, assert_consistent, make_task
 
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.protection import find_protections
@@ -13,11 +13,7 @@ from cpumond.scheduler.state.node_commands import DrainNode
 
 
 def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
-    options = {
-        "max_unpreemptible_running_job_count": 0, "fair_share_starvation_timeout": 0,
-        "preemptive_scheduling_backoff": 0, "gang_reservation_timeout": 0, **tree,
-    }  # fmt: skip
-    world = World(**options)
+    world = World(**{**EAGER, "gang_reservation_timeout": 0, **tree})
     world.add_nodes(nodes, cpu=cpu)
     world.step()
     return world

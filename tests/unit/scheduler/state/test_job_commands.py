@@ -11,9 +11,7 @@ from cpumond.scheduler.settings.operations import AbandonJob, AbortJob
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.node("n1")
-    return world
+    return World(nodes={"n1": 10})
 
 
 def begin(world: World, jobs: int = 2, **task: object) -> tuple[str, list[str]]:

@@ -33,11 +33,8 @@ def lines_of(world: World, operation: str) -> str:
     return "\n".join(explain_operation(world.state, world.record(operation), world.now, {}).lines)
 
 
-def test_fojr_1_a_failed_job_fails_one_whose_jobs_must_not_run_twice(world):
-    node = world.node("n1")
-    operation = world.run(
-        "p", tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True, max_failed_job_count=10
-    )
+def test_fojr_1_a_failed_job_fails_one_whose_jobs_must_not_run_twice(world, node):
+    operation = world.run(tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True, max_failed_job_count=9)
     job = job_of(world, operation, "a")
     assert len(node.jobs) == 2
     end(world, node, job, exit_code=1, reason="exit code 1")
@@ -51,11 +48,9 @@ def test_fojr_1_a_failed_job_fails_one_whose_jobs_must_not_run_twice(world):
 
 
 @pytest.mark.parametrize(("name", "state"), [("a", "completed"), ("b", "failed")])
-def test_fojr_2_only_tasks_that_say_so_must_not_run_twice(world, name, state):
-    node = world.node("n1")
-    operation = world.run(
-        "p", tasks={"a": make_task(), "b": make_task(fail_on_job_restart=True)}, max_failed_job_count=2
-    )
+def test_fojr_2_only_tasks_that_say_so_must_not_run_twice(world, node, name, state):
+    tasks = {"a": make_task(), "b": make_task(fail_on_job_restart=True)}
+    operation = world.run("p", tasks=tasks, max_failed_job_count=2)
     end(world, node, job_of(world, operation, name))
     while node.jobs:
         end(world, node, next(iter(node.jobs)), "completed")
@@ -102,8 +97,7 @@ def test_fojr_3_one_preempted_before_it_began_does_not_fail_its_operation(world)
     assert world.record(operation).state == "running"
 
 
-def test_fojr_3_one_aborted_by_a_user_fails_its_operation_an_abandoned_not(world):
-    node = world.node("n1")
+def test_fojr_3_one_aborted_by_a_user_fails_its_operation_an_abandoned_not(world, node):
     aborted = world.run("p", jobs=2, fail_on_job_restart=True)
     job, other = (job.id for job in world.jobs_of(aborted))
     world.do(AbortJob(job), "ann")
@@ -122,8 +116,7 @@ def test_fojr_3_one_aborted_by_a_user_fails_its_operation_an_abandoned_not(world
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported):
-    world.node("n1")
+def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, node, reported):
     operation = world.start("p", fail_on_job_restart=True)
     world.step()
     if reported:
@@ -134,8 +127,7 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
 
 
-def test_a_job_that_may_have_begun_fails_its_operation(world):
-    node = world.node("n1")
+def test_a_job_that_may_have_begun_fails_its_operation(world, node):
     operation = world.start("p", fail_on_job_restart=True)
     world.step()
     node.finish(next(iter(node.jobs)), "lost")
@@ -143,8 +135,7 @@ def test_a_job_that_may_have_begun_fails_its_operation(world):
     assert error_of(world, operation)["code"] == 210
 
 
-def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world):
-    node = world.node("n1")
+def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world, node):
     operation = world.run("p", fail_on_job_restart=True)
     (job,) = node.jobs
     node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
@@ -189,8 +180,7 @@ def test_jobs_above_a_lowered_limit_go_before_those_that_fail_an_operation(world
     assert (len(world.jobs_of(other)), world.record(careful).state) == (0, "running")
 
 
-def test_why_says_that_a_preemption_would_fail_it(world):
-    world.node("n1")
+def test_why_says_that_a_preemption_would_fail_it(world, node):
     every = world.run("p", tasks={"a": make_task(), "b": make_task()}, fail_on_job_restart=True)
     one = world.run("p", tasks={"a": make_task(), "b": make_task(fail_on_job_restart=True)})
     assert "it fails if one of its jobs is preempted, aborted or lost (fail_on_job_restart)" in lines_of(world, every)
@@ -198,8 +188,7 @@ def test_why_says_that_a_preemption_would_fail_it(world):
     assert "fail_on_job_restart" not in lines_of(world, world.run("p"))
 
 
-def test_susp_1_an_operation_is_suspended_by_a_failed_job_until_resumed(world):
-    node = world.node("n1")
+def test_susp_1_an_operation_is_suspended_by_a_failed_job_until_resumed(world, node):
     operation = world.run("p", jobs=2, suspend_on_job_failure=True)
     end(world, node, job_of(world, operation), exit_code=1, reason="exit code 1; stderr: boom")
     record = world.record(operation)
@@ -219,15 +208,13 @@ def test_susp_1_an_operation_is_suspended_by_a_failed_job_until_resumed(world):
     assert (world.record(operation).suspended, world.job_counts(operation).failed) == (True, 2)
 
 
-def test_the_last_allowed_failure_fails_an_operation_rather_than_suspend(world):
-    node = world.node("n1")
+def test_the_last_allowed_failure_fails_an_operation_rather_than_suspend(world, node):
     operation = world.run("p", suspend_on_job_failure=True, max_failed_job_count=1)
     end(world, node, job_of(world, operation))
     assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
 
 
-def test_rcj_1_completed_jobs_start_again_until_the_operation_is_ended(world):
-    node = world.node("n1")
+def test_rcj_1_completed_jobs_start_again_until_the_operation_is_ended(world, node):
     operation = world.run("p", task={"restart_completed_jobs": True})
     for number in range(1, 4):
         end(world, node, job_of(world, operation), "completed")
@@ -282,8 +269,7 @@ def test_int_1_one_that_ends_with_its_restart_exit_code_is_lost(world, told):
     assert record.reason == "exit code 17 is its restart_exit_code: its work is started again"
 
 
-def test_a_restart_exit_code_needs_no_interruption(world):
-    node = world.node("n1")
+def test_a_restart_exit_code_needs_no_interruption(world, node):
     operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1, fail_on_job_restart=True)
     end(world, node, job_of(world, operation), exit_code=17)
     assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
@@ -291,8 +277,7 @@ def test_a_restart_exit_code_needs_no_interruption(world):
     assert world.record(operation).state == "failed"
 
 
-def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world):
-    node = world.node("n1")
+def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world, node):
     operation = world.run("p", task={"restart_exit_code": 17}, max_failed_job_count=1)
     job = job_of(world, operation)
     world.forget_starts()
@@ -326,8 +311,7 @@ def test_a_job_without_a_signal_of_its_own_is_aborted_with_any_exit_code(world, 
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
-def test_a_gang_restarts_as_a_whole_when_a_job_asks_to_be_restarted(world):
-    node = world.node("n1")
+def test_a_gang_restarts_as_a_whole_when_a_job_asks_to_be_restarted(world, node):
     operation = world.run("p", jobs=2, task={"restart_exit_code": 17}, is_gang=True)
     before = set(node.jobs)
     end(world, node, job_of(world, operation), exit_code=17)
@@ -336,8 +320,7 @@ def test_a_gang_restarts_as_a_whole_when_a_job_asks_to_be_restarted(world):
     assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(lost=1, aborted=1), 2)
 
 
-def test_a_completed_job_of_a_gang_starts_again_alone(world):
-    node = world.node("n1")
+def test_a_completed_job_of_a_gang_starts_again_alone(world, node):
     operation = world.run("p", jobs=2, task={"restart_completed_jobs": True}, is_gang=True)
     first, second = node.jobs
     end(world, node, first, "completed")
@@ -345,8 +328,7 @@ def test_a_completed_job_of_a_gang_starts_again_alone(world):
     assert world.job_counts(operation) == JobCounts(lost=1)
 
 
-def test_an_order_has_the_signal_of_its_job_and_the_bound_of_stderr(world):
-    node = world.node("n1")
+def test_an_order_has_the_signal_of_its_job_and_the_bound_of_stderr(world, node):
     world.run("p", task={**SIGNAL, "signal_root_process_only": True, "max_stderr_size": 100})
     [job] = node.jobs.values()
     order = job.order
@@ -355,8 +337,7 @@ def test_an_order_has_the_signal_of_its_job_and_the_bound_of_stderr(world):
 
 
 @pytest.mark.parametrize("command", ["echo y; echo x >&2", ["sh", "-c", "echo $1; echo x >&2", "-", "y"]])
-def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
-    node = world.node("n1")
+def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, node, command):
     world.run("p", task={"redirect_stdout_to_stderr": True, "command": command})
     [job] = node.jobs.values()
     ordered = job.order.command if isinstance(command, list) else ["sh", "-c", job.order.command]
@@ -364,8 +345,7 @@ def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
     assert (done.stdout, done.stderr) == ("", "y\nx\n")
 
 
-def test_a_task_that_wants_more_of_stderr_than_nodes_keep_is_warned_of(world):
-    world.node("n1")
+def test_a_task_that_wants_more_of_stderr_than_nodes_keep_is_warned_of(world, node):
     world.state.nodes["n1"].about = AgentAbout("0.3", "quota", "quota", max_log_bytes=1000)
     for size, count in ((1000, 0), (1001, 1)):
         command = StartOperation({"pool": "p", "tasks": {"t": make_task(max_stderr_size=size)}})

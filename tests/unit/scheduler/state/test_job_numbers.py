@@ -31,8 +31,7 @@ def lose(world: World, *alive: PlayedNode) -> None:
         world.step(LOST_S / 6 + 1.0, *alive)
 
 
-def test_env_1_a_restarted_job_has_the_cookie_of_the_replaced_one(world):
-    node = world.node("n1")
+def test_env_1_a_restarted_job_has_the_cookie_of_the_replaced_one(world, node):
     world.run("p", jobs=3)
     assert numbers(node) == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
     node.finish(next(iter(node.jobs)), "failed")

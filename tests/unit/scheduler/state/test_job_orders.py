@@ -37,8 +37,7 @@ def started(world: World, *operations: str) -> list[str]:
     return [job.id for job in sorted(jobs, key=lambda job: job.sequence)]
 
 
-def test_many_jobs_come_with_several_answers_the_oldest_first(world):
-    node = world.node("n1")
+def test_many_jobs_come_with_several_answers_the_oldest_first(world, node):
     operation = start(world, 2 * MAX_ORDERS + 50)
     world.step()
     jobs = started(world, operation)
@@ -54,8 +53,7 @@ def test_many_jobs_come_with_several_answers_the_oldest_first(world):
 
 
 @pytest.mark.parametrize("character", ["x", "\x01", "\u20ac", '"'])
-def test_long_commands_come_with_several_answers_of_a_bounded_size(world, character):
-    node = world.node("n1")
+def test_long_commands_come_with_several_answers_of_a_bounded_size(world, node, character):
     operation = start_long(world, 30, 80, character)
     sizes = []
     while len(node.jobs) < 30:
@@ -66,8 +64,7 @@ def test_long_commands_come_with_several_answers_of_a_bounded_size(world, charac
     assert list(node.jobs) == started(world, operation)
 
 
-def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world):
-    node = world.node("n1")
+def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world, node):
     node.has_no_room = True
     operation = start_long(world, 40, 240)  # four in each answer
     world.step()
@@ -84,8 +81,7 @@ def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world):
     assert list(world.state.finished_jobs[operation]) == jobs[:8]
 
 
-def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
-    node = world.node("n1")
+def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world, node):
     operation = start_long(world, 5, 240)
     world.step()
     assert len(node.jobs) == 4
@@ -100,8 +96,7 @@ def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
     assert world.record(operation).counts == {"t": JobCounts(aborted=1)}
 
 
-def test_a_job_whose_order_was_never_sent_is_gone_once_it_is_not_needed(world):
-    node = world.node("n1")
+def test_a_job_whose_order_was_never_sent_is_gone_once_it_is_not_needed(world, node):
     operation = start(world, MAX_ORDERS + 10)
     world.step()
     assert len(node.jobs) == MAX_ORDERS

@@ -59,8 +59,7 @@ def lose(world: World, *alive: PlayedNode) -> None:
         world.step(1.0, *alive)
 
 
-def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
-    node = world.node("n1")
+def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world, node):
     node.deaf = True
     operation = world.start("p")
     world.step()
@@ -103,8 +102,7 @@ def test_a_waiting_job_with_an_unstored_start_is_stopped_when_replaced(world):
     assert ended(world, operation, job).reason == "it was replaced while its node was away"
 
 
-def test_a_job_that_failed_cannot_complete_afterwards(world):
-    node = world.node("n1")
+def test_a_job_that_failed_cannot_complete_afterwards(world, node):
     operation = run(world, 2)
     job = next(iter(node.jobs))
     node.finish(job, "failed")
@@ -168,8 +166,7 @@ def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
     assert not node.jobs
 
 
-def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
-    node = world.node("n1")
+def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world, node):
     operation = run(world)
     late = node.registration()
     node.address = "b.example"
@@ -186,8 +183,7 @@ def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
     assert len(world.jobs_of(operation)) == 1
 
 
-def test_a_registered_run_may_register_again_and_a_new_one_replaces_it(world):
-    node = world.node("n1")
+def test_a_registered_run_may_register_again_and_a_new_one_replaces_it(world, node):
     node.register()
     for _ in range(20):
         node.restart_agent()

@@ -18,9 +18,7 @@ def test_what_a_limit_refused_that_was_raised_since_is_not_told_of():
     refused = RefusedStarts()
     refused.note("default", "a", 5, 2.0, 0.0)
     refused.note("default", "a", 8, 3.0, 1.0)
-    assert refused.count("default", "a", 5, 2.0) == (2, 5.0)
-    assert refused.count("default", "a", 8, 2.0) == (1, 3.0)
-    assert refused.count("default", "a", 9, 2.0) == (0, 0.0)
+    assert [refused.count("default", "a", limit, 2.0) for limit in (5, 8, 9)] == [(2, 5.0), (1, 3.0), (0, 0.0)]
 
 
 def test_memory_is_bounded_whatever_pools_are_named_and_however_often():

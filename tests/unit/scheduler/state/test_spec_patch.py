@@ -16,9 +16,7 @@ FAILED = "/max_failed_job_count"
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.node("n1")
-    return world
+    return World(nodes={"n1": 10})
 
 
 def patch(world: World, operation: str, *pairs: tuple[str, Any]) -> None:

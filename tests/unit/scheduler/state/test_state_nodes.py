@@ -53,8 +53,7 @@ def overdue(world: World, jobs: int) -> tuple[PlayedNode, str]:
     return node, operation
 
 
-def test_an_operation_fails_when_its_time_limit_is_over(world):
-    node = world.node("n1")
+def test_an_operation_fails_when_its_time_limit_is_over(world, node):
     operation = with_limits(world, time_limit=60_000)
     started = world.now
     world.settle_down()
@@ -81,8 +80,7 @@ def test_time_limits_of_ended_operations_are_forgotten(world):
     assert world.record(kept).state == "failed"
 
 
-def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
-    node = world.node("n1")
+def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world, node):
     operation = with_limits(world, 10_000, jobs=1, max_failed_job_count=2)
     world.settle_down()
     job = next(iter(node.jobs))
@@ -342,8 +340,7 @@ def test_2_4_a_node_that_comes_back_while_its_removal_is_written(world, is_writt
     ],
     ids=["unknown node", "unknown run", "repeated", "late"],
 )
-def test_such_a_heartbeat_is_dropped_and_changes_nothing(world, change, words, register):
-    node = world.node("n1")
+def test_such_a_heartbeat_is_dropped_and_changes_nothing(world, node, change, words, register):
     busy(world)
     heartbeat = node.heartbeat()
     world.hear(heartbeat)
@@ -431,8 +428,7 @@ def test_a_stored_start_is_known_before_its_node_is_heard(world):
     assert_consistent(world.state)
 
 
-def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_again(world):
-    node = world.node("n1")
+def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_again(world, node):
     operation = world.start("p", jobs=1)
     world.update()
     receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
@@ -500,8 +496,7 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes(world):
 
 
 @pytest.mark.parametrize(("is_stored", "left"), [(True, [899.0, 900.0]), (False, [897.0, 898.0])])
-def test_6_4_after_a_restart_jobs_are_in_the_order_of_stored_starts(world, is_stored, left):
-    node = world.node("n1")
+def test_6_4_after_a_restart_jobs_are_in_the_order_of_stored_starts(world, node, is_stored, left):
     busy(world, jobs=4, cpu=1)
     for age, job in enumerate(node.jobs.values()):
         job.started_at = 900.0 - age

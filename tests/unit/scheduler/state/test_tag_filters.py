@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from scheduler_world import World, assert_consistent
+from scheduler_world import EAGER, World, assert_consistent
 
 from cpumond.scheduler.access.required import decide
 from cpumond.scheduler.answers.idle import idle_reasons
@@ -20,9 +20,8 @@ FILTER = "scheduling_tag_filter"
 
 
 def make(first: float = 3.0, second: float = 7.0, **tree: object) -> World:
-    world = World(max_ephemeral_pools_per_user=9, **tree)
+    world = World(nodes={"n2": second}, max_ephemeral_pools_per_user=9, **tree)
     world.node("n1", cpu=first, tags=("ssd",))
-    world.node("n2", cpu=second)
     return world
 
 
@@ -134,10 +133,7 @@ def test_tag_4_a_live_change_holds_for_starts_from_then_on():
 
 def test_victims_are_looked_for_on_nodes_that_fit():
     """A starving operation whose nodes are all taken by protected jobs stays starving."""
-    world = make(
-        4.0, 4.0, fair_share_starvation_timeout=1000, preemptive_scheduling_backoff=0,
-        max_unpreemptible_running_job_count=0,
-    )  # fmt: skip
+    world = make(4.0, 4.0, **{**EAGER, "fair_share_starvation_timeout": 1000})
     first = world.start("a", jobs=8)
     for name in ("n2", "n1"):  # what started last goes first
         world.step(1.0, world.nodes[name])
@@ -149,8 +145,7 @@ def test_victims_are_looked_for_on_nodes_that_fit():
 
 
 def test_a_gang_has_fitting_nodes_alone():
-    world = make(4.0, 8.0, fair_share_starvation_timeout=1000, preemptive_scheduling_backoff=0,
-                 max_unpreemptible_running_job_count=0)  # fmt: skip
+    world = make(4.0, 8.0, **{**EAGER, "fair_share_starvation_timeout": 1000})
     world.node("n3", cpu=4.0, tags=("ssd",))
     world.run("a", jobs=16)
     gang = world.start("b", jobs=4, is_gang=True, scheduling_tag_filter="ssd")
