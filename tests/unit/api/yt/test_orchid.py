@@ -99,31 +99,27 @@ def busy():
     return cluster
 
 
+def alike(value, *names):
+    return dict.fromkeys(names, value)
+
+
 NOTHING = {"user_slots": 0, "cpu": 0.0, "gpu": 0, "memory": 0, "network": 0}
 OPTIONS_OF_STARVATION = {
     "fair_share_starvation_tolerance": 0.8,
-    "fair_share_starvation_timeout": 30_000,
-    "fair_share_preemption_timeout": 30_000,
-    "min_share_preemption_timeout": 30_000,
-    "fair_share_aggressive_starvation_timeout": 0,
+    **alike(30_000, "fair_share_starvation_timeout", "fair_share_preemption_timeout", "min_share_preemption_timeout"),
+    **alike(0, "fair_share_aggressive_starvation_timeout", "min_run_time"),
     "aggressive_preemption_allowed": True,
     "non_preemptible_resource_usage_threshold": {},
-    "min_run_time": 0,
 }
 OF_STARVATION = {
     **OPTIONS_OF_STARVATION,
     **{f"effective_{name}": value for name, value in OPTIONS_OF_STARVATION.items()},
     "scheduling_status": "normal",
-    "starving": False,
     "starvation_status": "non_starving",
-    "lowest_starving_ancestor": "",
-    "lowest_aggressively_starving_ancestor": "",
+    **alike("", "lowest_starving_ancestor", "lowest_aggressively_starving_ancestor", "scheduling_tag_filter"),
     "adjusted_fair_share_starvation_tolerance": 0.8,
-    "adjusted_fair_share_preemption_timeout": 30_000,
-    "adjusted_min_share_preemption_timeout": 30_000,
-    "aggressive_starvation_enabled": False,
-    "effective_aggressive_starvation_enabled": False,
-    "scheduling_tag_filter": "",
+    **alike(30_000, "adjusted_fair_share_preemption_timeout", "adjusted_min_share_preemption_timeout"),
+    **alike(False, "starving", "aggressive_starvation_enabled", "effective_aggressive_starvation_enabled"),
     "lost_core_seconds": 0.0,
 }
 
@@ -142,8 +138,7 @@ def of_fair_share(strong=0.0, weight=0.0):
     total = strong + weight
     parts = {"strong_guarantee": strong, "integral_guarantee": 0.0, "weight_proportional": weight, "total": total}
     return {
-        "fair_share_ratio": total / 10,
-        "dominant_fair_share": total / 10,
+        **alike(total / 10, "fair_share_ratio", "dominant_fair_share"),
         "fair_share": share(total),
         "detailed_fair_share": {name: share(cores) for name, cores in parts.items()},
         "detailed_dominant_fair_share": {name: cores / 10 for name, cores in parts.items()},
@@ -153,12 +148,10 @@ def of_fair_share(strong=0.0, weight=0.0):
 
 def of_use(usage, demand):
     return {
-        "usage_ratio": usage / 10,
-        "dominant_usage_share": usage / 10,
+        **alike(usage / 10, "usage_ratio", "dominant_usage_share"),
         "usage_share": share(usage),
         "resource_usage": amount(usage),
-        "demand_ratio": demand / 10,
-        "dominant_demand_share": demand / 10,
+        **alike(demand / 10, "demand_ratio", "dominant_demand_share"),
         "demand_share": share(demand),
         "resource_demand": amount(demand),
     }
@@ -166,8 +159,7 @@ def of_use(usage, demand):
 
 def of_limit(cores):
     return {
-        "limits_share": vector(user_slots=1.0, cpu=cores / 10),
-        "best_allocation_share": vector(user_slots=1.0, cpu=cores / 10),
+        **alike(vector(user_slots=1.0, cpu=cores / 10), "limits_share", "best_allocation_share"),
         "best_allocation_ratio": cores / 10,
         "resource_limits": {**NOTHING, "user_slots": 100, "cpu": cores},
     }
@@ -175,46 +167,30 @@ def of_limit(cores):
 
 def of_guarantee(own, promised):
     """What is guaranteed, and what it comes to with the part by weight: in cores, and of slots the same part."""
-    own_share = vector(user_slots=own / 10, cpu=own / 10)
     promised_share = vector(user_slots=promised / 10, cpu=promised / 10)
     return {
-        "min_share_ratio": own / 10,
-        "adjusted_min_share_ratio": own / 10,
-        "recursive_min_share_ratio": own / 10,
-        "min_share": own_share,
-        "strong_guarantee_share": own_share,
+        **alike(own / 10, "min_share_ratio", "adjusted_min_share_ratio", "recursive_min_share_ratio"),
+        **alike(vector(user_slots=own / 10, cpu=own / 10), "min_share", "strong_guarantee_share"),
         "guaranteed_resources_ratio": promised / 10,
         "guaranteed_resources": {**NOTHING, "user_slots": int(promised * 10), "cpu": promised},
-        "estimated_guarantee_share": promised_share,
-        "promised_fair_share": promised_share,
+        **alike(promised_share, "estimated_guarantee_share", "promised_fair_share"),
     }
 
 
 OF_POOL = {
     # What an operation has not.
-    "waiting_resource_demand": NOTHING,
+    **alike(NOTHING, "waiting_resource_demand", "effective_strong_guarantee_resources"),
     "full_path": "/b",
     "mode": "fair_share",
-    "is_ephemeral": False,
-    "forbid_immediate_operations": False,
-    "create_ephemeral_subpools": False,
-    "child_pool_count": 0,
-    "operation_count": 1,
-    "running_operation_count": 1,
-    "pending_operation_count": 0,
-    "pool_operation_count": 1,
-    "lightweight_running_operation_count": 0,
-    "schedulable_operation_count": 1,
+    **alike(False, "is_ephemeral", "forbid_immediate_operations", "create_ephemeral_subpools"),
+    **alike(0, "child_pool_count", "pending_operation_count", "lightweight_running_operation_count"),
+    **alike(1, "operation_count", "running_operation_count", "pool_operation_count", "schedulable_operation_count"),
     "max_operation_count": 50,
     "max_running_operation_count": 8,
-    "effective_strong_guarantee_resources": NOTHING,
     "integral_guarantee_type": "none",
-    "specified_burst_ratio": 0.0,
-    "specified_burst_guarantee_resources": {},
-    "specified_resource_flow_ratio": 0.0,
-    "specified_resource_flow": {},
-    "total_burst_ratio": 0.0,
-    "total_resource_flow_ratio": 0.0,
+    **alike({}, "specified_burst_guarantee_resources", "specified_resource_flow"),
+    **alike(0.0, "specified_burst_ratio", "specified_resource_flow_ratio"),
+    **alike(0.0, "total_burst_ratio", "total_resource_flow_ratio"),
 }
 OF_B = {
     # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
@@ -224,22 +200,17 @@ OF_B = {
     # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
     **of_guarantee(0.0, 1.5),
     "limited_demand_share": vector(user_slots=0.2, cpu=0.5),
-    "max_share_ratio": 1.0,
+    **alike(1.0, "max_share_ratio", "satisfaction_ratio", "local_satisfaction_ratio", "weight"),
     "max_possible_usage_ratio": 0.5,
     "dominant_resource": "cpu",
-    "min_share_resources": {},
-    "strong_guarantee_resources": {},
+    **alike({}, "min_share_resources", "strong_guarantee_resources"),
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
     "specified_resource_limits": {"cpu": 5.0},
     "aggregated_preempted_cpu_x100": 0,
-    "satisfaction_ratio": 1.0,
-    "local_satisfaction_ratio": 1.0,
     **OF_STARVATION,
     **OF_POOL,
     "parent": "<Root>",
-    "weight": 1.0,
-    "enabled": True,
-    "schedulable": True,
+    **alike(True, "enabled", "schedulable"),
 }
 OF_A = {
     **OF_B,
@@ -251,8 +222,7 @@ OF_A = {
     **of_guarantee(4.0, 8.5),
     "limited_demand_share": share(2.0),
     "max_possible_usage_ratio": 0.2,
-    "min_share_resources": {"cpu": 4.0},
-    "strong_guarantee_resources": {"cpu": 4.0},
+    **alike({"cpu": 4.0}, "min_share_resources", "strong_guarantee_resources"),
     "limited_resource_demand": amount(2.0),
     "specified_resource_limits": {},
     "full_path": "/a",
@@ -270,11 +240,8 @@ OF_ROOT = {
     "limited_resource_demand": {**NOTHING, "user_slots": 22, "cpu": 7.0},
     "specified_resource_limits": {},
     "forbid_immediate_operations": True,
-    "child_pool_count": 2,
-    "operation_count": 2,
-    "running_operation_count": 2,
-    "pool_operation_count": 0,
-    "schedulable_operation_count": 0,
+    **alike(2, "child_pool_count", "operation_count", "running_operation_count"),
+    **alike(0, "pool_operation_count", "schedulable_operation_count"),
     "max_operation_count": 50_000,
     "max_running_operation_count": 2000,
     "effective_strong_guarantee_resources": {**NOTHING, "user_slots": 100, "cpu": 10.0},
@@ -287,25 +254,20 @@ OF_GREEDY = {
     "max_possible_usage_ratio": 1.0,
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 10.0},
     "specified_resource_limits": {},
-    "pool": "b",
-    "parent": "b",
+    **alike("b", "pool", "parent"),
     "start_time": START_TIME,
     "user": "ann",
     "title": "greedy",
     "type": "vanilla",
     "state": "running",
-    "suspended": False,
-    "tentative": False,
-    "is_gang": False,
-    "slot_index": 0,
+    **alike(False, "suspended", "tentative", "is_gang"),
     "scheduling_index": 1,
     "job_count": 5,
     "pending_job_count": 15,
     # Half of the fair share, 2.5 cores, is safe: three jobs begin below it.
-    "preemptible_job_count": 0,
+    **alike(0, "slot_index", "preemptible_job_count", "min_needed_resources_unsatisfied_count"),
     "aggressively_preemptible_job_count": 2,
     "deactivation_reasons": {},
-    "min_needed_resources_unsatisfied_count": 0,
 }
 
 
