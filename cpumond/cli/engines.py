@@ -248,7 +248,7 @@ def sort_jobs(
 
 
 def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
-    """Whether a job requested no limit, as its engine and its cgroup show, and its source leaves such jobs alone."""
+    """Whether a job's engine and cgroup show that it requested no limit, and its source leaves such jobs alone."""
     from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 

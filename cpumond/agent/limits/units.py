@@ -105,7 +105,7 @@ class UnitLimits:
         properties = list_properties(settings, actuators, self._cpu_version)
         record = self.read(unit)
         if not record.is_settled:
-            # Earlier properties of a different actuator, if systemd has not answered yet, are sent again with these.
+            # systemd has not answered yet: earlier properties of a different actuator are sent again with these.
             properties += _leave_out(dict(properties), record.target)
         if not properties or (record.target == properties and not (again and record.is_settled)):
             return False

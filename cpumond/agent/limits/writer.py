@@ -448,8 +448,8 @@ class LimitWriter:
                 raise
         if not written and job.unit and job.cgroup.is_there():
             raise RefusedError(
-                f"{job.cgroup.path}: it has no limit file, and systemd cannot be asked to create one "
-                f"({self.units.problem or 'it refused the limit'}), so it is not changed"
+                f"{job.cgroup.path}: there is no limit file, and systemd did not create one "
+                f"({self.units.problem or 'it refused the limit'}), so the limit is not changed"
             )
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 

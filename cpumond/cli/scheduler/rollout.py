@@ -92,7 +92,7 @@ def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, promet
 
 @click.group("rollout", epilog='Example: cpumond rollout set rack-a guarantee --why "second week"')
 def rollout_command() -> None:
-    """Set what groups of nodes may do with limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
+    """Set what groups of nodes may do with limits: shadow, up-only, or reclaim by guarantee, by weight or by quota.
 
     It applies to hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration allows."""
 

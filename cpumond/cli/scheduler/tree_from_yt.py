@@ -17,8 +17,8 @@ from cpumond.scheduler.settings.attributes import CONFIG, RESERVED, Kind, canoni
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables
 
 OF_EVERY_TREE: Final = MappingProxyType({"default_memory_limit": 536_870_912, "enable_memory_reserve": True})
-"""Options of every tree in YTsaurus: the ``memory_limit`` in bytes of tasks that set none, and memory reservations that
-follow the usage of earlier jobs."""
+"""Options that reproduce what holds for every tree of YTsaurus: the default ``memory_limit`` in bytes, and memory
+reservations that follow the usage of earlier jobs."""
 
 
 def read_yt_tree(text: str, name: str) -> TreeTables:

@@ -229,8 +229,8 @@ def _make_loader(yaml: Any) -> Any:
 
 
 def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
-    """Note the line of each value. Raises ContentError if a key is duplicate or no text, if a value contains itself, or
-    if there are too many values."""
+    """Note the line of each value. Raises ContentError if a key occurs twice or is not a text, if a value contains
+    itself, or if there are too many values."""
     number = node.start_mark.line + 1
     if id(node) in above:
         raise ContentError(f"line {number}: a value cannot contain itself")

@@ -222,11 +222,11 @@ def _lack(free: Vector, order: Vector, capacity: Vector) -> float:
 def plan_for_gang(
     target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float, spare: Vector
 ) -> GangPlan | None:
-    """Return all jobs of a starving gang to start, with their victims on several nodes. If not all jobs would fit, no
-    job is preempted, and the result is None.
+    """Plan the start of all jobs of a starving gang on several nodes, each with its victims. If not all jobs would fit,
+    no job is preempted, and the result is None.
 
     ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``; each victim is
-    checked after the loss of all victims before it, on any node. Jobs that fit without victims are placed first."""
+    checked as if all earlier victims, on any node, were gone. Jobs that fit without victims are placed first."""
     if target.operation.needed_job_count > MOST_GANG_SEARCHES:
         return None
     if not dominates(room_below_limits(target, sum_needed(target)), ZERO):

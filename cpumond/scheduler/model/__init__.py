@@ -741,7 +741,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     incarnation: str = ""
     gang_rank: int = -1
-    """-1: it has no rank. ``incarnation`` "": it is in no gang (7.5)."""
+    """The job's rank in its gang, -1 if it has none; with ``incarnation`` "" the job is in no gang (7.5)."""
     held_core_seconds: float | None = None
     """Its request times its run time; None if no budget can count that (2.15)."""
     backfill_until: float | None = None

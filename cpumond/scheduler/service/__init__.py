@@ -353,7 +353,7 @@ class Scheduler:
             del self.updates[name]
         expired = self.state.take_expired()
         if expired:
-            with contextlib.suppress(StoreError):  # a later start of the scheduler deletes what stays
+            with contextlib.suppress(StoreError):  # the next start of the scheduler deletes the rest
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def write(self, changes: Sequence[Change]) -> None:

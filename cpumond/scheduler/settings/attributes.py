@@ -99,7 +99,7 @@ _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for
 class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change: a path (the attribute's name, then keys inside of it) and the new value; REMOVE (None) removes it.
 
-    ``recursive``: if the attribute is no option, missing dictionaries on the path are created."""
+    ``recursive``: create missing dictionaries on the path; only for attributes that are not options."""
 
     path: tuple[str, ...]
     value: Any = REMOVE

@@ -163,7 +163,7 @@ def _release(state: State, node: Node) -> None:
 
 
 def forget_decided(state: State, nodes: Iterable[NodeRecord]) -> None:
-    """Clear the evidence against nodes that a user cordoned or uncordoned, not of nodes with new tags."""
+    """Clear the evidence against nodes that a user cordoned or uncordoned; nodes that only got new tags keep it."""
     for record in nodes:
         if record.user_tags == state.nodes[record.id].user_tags:
             forget(state, state.nodes[record.id])

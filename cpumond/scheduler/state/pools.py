@@ -120,7 +120,8 @@ def drop_if_empty(pool: PoolElement, work: TreeWork) -> None:
 def ensure_pool(tree: Tree, work: TreeWork, name: str, removed: str = "") -> PoolElement:
     """Return the live pool of that name; if there is none, make an ephemeral one (2.9).
 
-    ``removed``: name of the pool above it that is no longer explicit, "" if there is none. That pool is made, too."""
+    ``removed``: name of its former parent if that pool was explicit and has been removed, else "". The parent is then
+    made again as an ephemeral pool."""
     pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if pool is not None:
         return pool

@@ -429,7 +429,7 @@ def test_a_unit_that_gets_no_limit_file_is_not_lowered(bare: UnitNode, kind: str
     assert [record["event"] for record in logs].count("unit_refused") == (kind == "refused")
     if kind != "refused":
         assert bare.status()["current_cpu_limit"] == whole
-        assert "it has no limit file" in str(bare.status()["last_error"])
+        assert "there is no limit file" in str(bare.status()["last_error"])
         assert [record["event"] for record in logs].count("limit_write_failed") == 1
         assert "are only set by" in snapshot.problems[-1]
 
