@@ -70,14 +70,9 @@ def job_command() -> None:
 @set_option
 @json_option
 def job_add_command(
-    client: AgentClient,
-    cgroup: str,
-    cpu_limit: float | None,
-    job_id: str | None,
-    operation: str | None,
-    mode: str | None,
-    assignments: tuple[str, ...],
-) -> None:
+    client: AgentClient, cgroup: str, cpu_limit: float | None, job_id: str | None, operation: str | None,
+    mode: str | None, assignments: tuple[str, ...],
+) -> None:  # fmt: skip
     """Manage a cgroup as a job from now on.
 
     The job is kept when the agent restarts. If its id was added before, its settings are replaced."""

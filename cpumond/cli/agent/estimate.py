@@ -43,24 +43,13 @@ UNUSED_OPTIONS: Final = {
 
 
 @click.command("estimate", epilog="Example: cpumond estimate --duration 1h --write jobs.toml --html estimate.html")
-@click.option(
-    "--duration",
-    "duration_s",
-    type=DurationType(1.0, 31 * DAY_S),
-    help="How long to watch; Ctrl-C ends early with the findings so far.  [default: 5m]",
-)
-@click.option(
-    "--root",
-    metavar="PATH",
-    help="Only cgroups below this one, in the hierarchy of the cpu controller.  [default: all]",
-)
+@click.option("--duration", "duration_s", type=DurationType(1.0, 31 * DAY_S),
+              help="How long to watch; Ctrl-C ends early with the findings so far.  [default: 5m]")  # fmt: skip
+@click.option("--root", metavar="PATH",
+              help="Only cgroups below this one, in the hierarchy of the cpu controller.  [default: all]")  # fmt: skip
 @click.option("--prometheus", "url", metavar="URL", help="Read history from this Prometheus instead of watching.")
-@click.option(
-    "--since",
-    "since_s",
-    type=DurationType(60.0, 366 * DAY_S),
-    help="With --prometheus: how far back to read.  [default: 24h]",
-)
+@click.option("--since", "since_s", type=DurationType(60.0, 366 * DAY_S),
+              help="With --prometheus: how far back to read.  [default: 24h]")  # fmt: skip
 @click.option(
     "--step",
     "step_s",
@@ -78,12 +67,8 @@ UNUSED_OPTIONS: Final = {
     "--token-file", metavar="FILE", help="File with a bearer token for Prometheus; only its owner may read it."
 )
 @set_option
-@click.option(
-    "--write",
-    "config_path",
-    metavar="FILE",
-    help="Write a configuration with sources for these workloads, to use as conf.d/jobs.toml.",
-)
+@click.option("--write", "config_path", metavar="FILE",
+              help="Write a configuration with sources for these workloads, to use as conf.d/jobs.toml.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Let --write replace an existing file.")
 @click.option("--html", "html_path", metavar="FILE", help="Write a report in one file, to share with others.")
 @click.option(

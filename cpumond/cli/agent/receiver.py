@@ -182,13 +182,8 @@ def describe_heartbeat(heartbeat: Heartbeat) -> str:
 
 
 @click.command("stub-scheduler", epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")
-@click.option(
-    "--listen",
-    default="127.0.0.1:9758",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Address to listen on; port 0 picks a free one.",
-)
+@click.option("--listen", default="127.0.0.1:9758", show_default=True, metavar="HOST:PORT",
+              help="Address to listen on; port 0 picks a free one.")  # fmt: skip
 @click.option("--token-file", metavar="FILE", help="Require the bearer token in FILE; mandatory beyond loopback.")
 @click.option("--quiet", is_flag=True, help="Print no line for each heartbeat.")
 def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> None:

@@ -80,12 +80,9 @@ class SimulatedRules(msgspec.Struct, frozen=True):
 @cpu_limit_option
 @set_option
 @click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after another.")
-@click.option(
-    "--shape",
-    metavar="NAME",
-    shell_complete=lambda _ctx, _param, incomplete: [name for name in SHAPES if name.startswith(incomplete)],
-    help=f"A built-in load instead of TRACE: {', '.join(SHAPES)}.",
-)
+@click.option("--shape", metavar="NAME",
+              shell_complete=lambda _ctx, _param, incomplete: [name for name in SHAPES if name.startswith(incomplete)],
+              help=f"A built-in load instead of TRACE: {', '.join(SHAPES)}.")  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), help="Seed; another number gives another load of the same --shape.  [default: 1]"
 )
@@ -102,14 +99,8 @@ class SimulatedRules(msgspec.Struct, frozen=True):
     help="The job is a program: later work waits for earlier work, so a job that is held back falls behind, and "
     "demand never exceeds the request. Otherwise work arrives from outside and queues up.",
 )
-@click.option(
-    "--reclaimed-job-length",
-    "length_s",
-    type=DurationType(1.0, MAX_S),
-    default="2m",
-    show_default=True,
-    help="Run time of a job on the reclaimed CPU.",
-)
+@click.option("--reclaimed-job-length", "length_s", type=DurationType(1.0, MAX_S), default="2m", show_default=True,
+              help="Run time of a job on the reclaimed CPU.")  # fmt: skip
 @click.option(
     "--reclaimed-job-wait",
     "wait_s",
@@ -121,18 +112,9 @@ class SimulatedRules(msgspec.Struct, frozen=True):
 )
 @output_options("Print the results as JSON.")
 def simulate_command(
-    trace: str | None,
-    cpu_limit: float,
-    assignments: tuple[str, ...],
-    compare: str | None,
-    shape: str | None,
-    seed: int | None,
-    duration_s: float | None,
-    is_program: bool,
-    length_s: float,
-    wait_s: float,
-    as_json: bool,
-) -> None:
+    trace: str | None, cpu_limit: float, assignments: tuple[str, ...], compare: str | None, shape: str | None,
+    seed: int | None, duration_s: float | None, is_program: bool, length_s: float, wait_s: float, as_json: bool,
+) -> None:  # fmt: skip
     """Simulate a job under a limit that the monitor moves, period by period of the kernel, as a closed loop.
 
     TRACE, or - for standard input, is the demand as CSV: rows of seconds,cores (the header is optional). Each row holds
@@ -239,14 +221,8 @@ def _draw_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
 @click.argument("file")
 @cpu_limit_option
 @set_option
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["csv", "json"]),
-    default="csv",
-    show_default=True,
-    help="csv: a header and one line per check; json: one object per line.",
-)
+@click.option("--format", "format_", type=click.Choice(["csv", "json"]), default="csv", show_default=True,
+              help="csv: a header and one line per check; json: one object per line.")  # fmt: skip
 def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], format_: Format) -> None:
     """Run the monitor over a recorded trace and print its decisions, check by check.
 

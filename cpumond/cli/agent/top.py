@@ -40,12 +40,8 @@ MAX_INTERVAL_S = 3600.0
     "--cluster", is_flag=True, help="Show the scheduler's pools, operations and nodes; --scheduler implies it."
 )
 @click.option("--tree", metavar="TREE", type=TREE, help="With --cluster; default: the scheduler's default tree.")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
-    help='Time between two frames, for example "2s"; default: the agent\'s check period.',
-)
+@click.option("--interval", "interval_s", type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
+              help='Time between two frames, for example "2s"; default: the agent\'s check period.')  # fmt: skip
 @click.option(
     "--sort",
     type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),

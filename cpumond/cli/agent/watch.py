@@ -59,12 +59,8 @@ duration_option = click.option(
 
 @click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")
 @cgroup_option
-@click.option(
-    "--cpu-limit",
-    "cpu_limit_cores",
-    type=CoresType(),
-    help="CPU that the job requested.  [default: the quota of the cgroup]",
-)
+@click.option("--cpu-limit", "cpu_limit_cores", type=CoresType(),
+              help="CPU that the job requested.  [default: the quota of the cgroup]")  # fmt: skip
 @duration_option
 @set_option
 @output_options("Print one JSON object per line.")

@@ -41,12 +41,9 @@ class FileOrSimulate(click.Command):
 
 @click.command("fair-share", cls=FileOrSimulate)
 @click.argument("file")
-@click.option(
-    "--format",
-    "format_",
-    type=ChoiceType(["json"], {"table": "JSON has the numbers, --explain ELEMENT the reasons in words"}),
-    help="json: one object per line. Default: json; with --explain: words.",
-)
+@click.option("--format", "format_",
+              type=ChoiceType(["json"], {"table": "JSON has the numbers, --explain ELEMENT the reasons in words"}),
+              help="json: one object per line. Default: json; with --explain: words.")  # fmt: skip
 @click.option("--explain", "element", metavar="ELEMENT", help="Only explain why this pool or operation has its share.")
 @click.option(
     "--as-scheduler",
@@ -54,9 +51,7 @@ class FileOrSimulate(click.Command):
     help="Use the scheduler's defaults for options that FILE leaves out: a gang gets all or nothing.",
 )
 @click.option("--time", "timed", is_flag=True, help="Print the seconds of each update as JSON lines on standard error.")
-def fair_share_command(
-    file: str, format_: str | None, element: str | None, as_scheduler: bool, timed: bool
-) -> None:  # fmt: skip
+def fair_share_command(file: str, format_: str | None, element: str | None, as_scheduler: bool, timed: bool) -> None:
     """Compute the shares of a cluster: one fair-share update of a tree of pools and operations.
 
     FILE, or - for standard input, contains one JSON object, or one per line: then each is a later update of the same

@@ -69,14 +69,8 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
 
 @click.command("simulate")
 @click.argument("file")
-@click.option(
-    "--until",
-    "until_s",
-    type=DurationType(0.0, MAX_S),
-    default="24h",
-    show_default=True,
-    help="Length of the simulated time.",
-)
+@click.option("--until", "until_s", type=DurationType(0.0, MAX_S), default="24h", show_default=True,
+              help="Length of the simulated time.")  # fmt: skip
 @click.option(
     "--step",
     "step_s",
@@ -85,13 +79,8 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     show_default=True,
     help="Time between fair-share updates; more than a minute is too coarse for a volume that runs dry.",
 )
-@click.option(
-    "--every",
-    "every_s",
-    type=DurationType(0.0, MAX_S),
-    default=0.0,
-    help="Print only the first step of each such period.  [default: every step]",
-)
+@click.option("--every", "every_s", type=DurationType(0.0, MAX_S), default=0.0,
+              help="Print only the first step of each such period.  [default: every step]")  # fmt: skip
 @click.option(
     "--html",
     "html_path",

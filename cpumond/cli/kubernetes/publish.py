@@ -229,12 +229,8 @@ def kubernetes_command() -> None:
 
 @kubernetes_command.command("publish", epilog="Example: cpumond kubernetes publish --namespace cpumond --period 30s")
 @click.option("--api", "url", default="", help="Address of the API server; known inside a pod.")
-@click.option(
-    "--account",
-    default="/var/run/secrets/kubernetes.io/serviceaccount",
-    show_default=True,
-    help="Folder with token and ca.crt of a service account.",
-)
+@click.option("--account", default="/var/run/secrets/kubernetes.io/serviceaccount", show_default=True,
+              help="Folder with token and ca.crt of a service account.")  # fmt: skip
 @click.option("--namespace", default="cpumond", show_default=True, help="Namespace of the agents' pods.")
 @click.option(
     "--selector", default="app.kubernetes.io/component=agent", show_default=True, help="Labels of the agents' pods."

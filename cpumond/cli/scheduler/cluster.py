@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 @click.command("cluster", epilog="Example: cpumond cluster --nodes 3 --cpu 0.5")
 @click.option("--nodes", "node_count", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option(
-    "--cpu",
-    "cpu_cores",
-    type=CoresType(),
-    help="Cores that each node offers.  [default: this machine's CPUs, divided among them]",
-)
+@click.option("--cpu", "cpu_cores", type=CoresType(),
+              help="Cores that each node offers.  [default: this machine's CPUs, divided among them]")  # fmt: skip
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:0", help="The scheduler's address.  [default: a free port]"
 )

@@ -74,14 +74,9 @@ def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: b
 @tree_option
 @scheduler_options
 def plan_command(
-    client: SchedulerClient,
-    file: str,
-    prune: bool,
-    is_detailed: bool,
-    show_all: bool,
-    simulates: bool,
+    client: SchedulerClient, file: str, prune: bool, is_detailed: bool, show_all: bool, simulates: bool,
     tree: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Show what `cpumond tree apply FILE` would change, and the effect on every fair share; nothing is changed.
 
     If the change would be refused, this command ends with its exit code, mostly 78. Users with read access only see the

@@ -466,18 +466,9 @@ def _read_change(pool: str, assignments: Sequence[str], unset: Sequence[str], pa
 @tree_option
 @scheduler_options
 def pool_plan_command(
-    client: SchedulerClient,
-    pool: str,
-    assignments: tuple[str, ...],
-    unset: tuple[str, ...],
-    is_new: bool,
-    parent: str | None,
-    is_removed: bool,
-    recursive: bool,
-    show_all: bool,
-    simulates: bool,
-    tree: str | None,
-) -> None:
+    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_new: bool,
+    parent: str | None, is_removed: bool, recursive: bool, show_all: bool, simulates: bool, tree: str | None,
+) -> None:  # fmt: skip
     """Show what a change of a pool would do to every fair share; nothing is changed.
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only changes are shown. If the

@@ -62,14 +62,8 @@ MAX_TOP: Final = 1000
 
 
 @click.command("report")
-@click.option(
-    "--since",
-    "since_s",
-    type=DurationType(1.0, LONGEST_S),
-    default="24h",
-    show_default=True,
-    help="How far back: 24h, 7d; more than 24h in whole days, UTC.",
-)
+@click.option("--since", "since_s", type=DurationType(1.0, LONGEST_S), default="24h", show_default=True,
+              help="How far back: 24h, 7d; more than 24h in whole days, UTC.")  # fmt: skip
 @click.option("--tree", metavar="TREE", help="Only this pool tree.  [default: all]")
 @click.option("--pool", metavar="POOL", help="Only this pool with its sub-pools and their operations.")
 @click.option(

@@ -140,12 +140,8 @@ def show_command(client: SchedulerClient) -> None:
     "--canary", "canary_ratio", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.1, show_default=True,
     help="Fraction of the hosts that goes first, at least one host; 1: all at once.",
 )  # fmt: skip
-@click.option(
-    "--canary-period",
-    "canary_period_s",
-    type=DurationType(1.0),
-    help="Advance automatically when all its hosts have complied for this time.",
-)
+@click.option("--canary-period", "canary_period_s", type=DurationType(1.0),
+              help="Advance automatically when all its hosts have complied for this time.")  # fmt: skip
 @click.option("--max-late-cores", type=click.FloatRange(0.0), default=BUDGET.max_late_cores, show_default=True,
               help="Cores of work that a canary's host may delay on average.")  # fmt: skip
 @click.option("--max-foreign-writes", type=click.IntRange(0), default=BUDGET.max_foreign_writes, show_default=True)
