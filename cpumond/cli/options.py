@@ -87,23 +87,14 @@ class ChoiceType(click.Choice):  # type: ignore[type-arg]  # generic only in new
 cpu_limit_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU that the job requested.")
 
 set_option = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=check_assignments,
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", callback=check_assignments,
     help="An option of job-cpu-monitor; durations in ms or with a unit; may be repeated.",
-)
+)  # fmt: skip
 
 config_option = click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    envvar="CPUMOND_CONFIG",
-    default=DEFAULT_CONFIG_PATH,
-    show_default=True,
+    "--config", "config_path", metavar="FILE", envvar="CPUMOND_CONFIG", default=DEFAULT_CONFIG_PATH, show_default=True,
     help="TOML file; conf.d/*.toml beside it is read too.",
-)
+)  # fmt: skip
 
 json_option = output_options("Print the agent's answer as JSON.")
 

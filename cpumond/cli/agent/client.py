@@ -164,12 +164,9 @@ def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> st
 
 
 socket_option = click.option(
-    "--socket",
-    "socket_path",
-    metavar="PATH",
-    envvar="CPUMOND_SOCKET",
+    "--socket", "socket_path", metavar="PATH", envvar="CPUMOND_SOCKET",
     help="The agent's control socket; default: control.sock in runtime_dir of the configuration.",
-)
+)  # fmt: skip
 
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:

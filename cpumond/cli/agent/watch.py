@@ -43,18 +43,13 @@ MAX_USES = 3600
 """Number of newest checks that are kept to compute where the limit would settle."""
 
 cgroup_option = click.option(
-    "--cgroup",
-    "path",
-    required=True,
-    metavar="PATH",
+    "--cgroup", "path", required=True, metavar="PATH",
     help="A cgroup: a path below the hierarchy of the cpu controller, or an absolute one.",
-)
+)  # fmt: skip
 duration_option = click.option(
-    "--duration",
-    "duration_s",
-    type=DurationType(),
+    "--duration", "duration_s", type=DurationType(),
     help="Stop after this time, for example 60 or 5m.  [default: Ctrl-C]",
-)
+)  # fmt: skip
 
 
 @click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")

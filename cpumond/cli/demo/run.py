@@ -1,8 +1,7 @@
 """The sequence of ``cpumond demo``: start everything, wake the simulation, observe, remove everything, summarize.
 
 As root on v1 the demo uses the real hierarchies. On v2 it restarts itself in a delegated systemd scope (without root:
-of the user's session). If neither works, the demo simulates the kernel, and says so.
-"""
+of the user's session). If neither works, the demo simulates the kernel, and says so."""
 
 from __future__ import annotations
 

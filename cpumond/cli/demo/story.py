@@ -1,8 +1,7 @@
 """The events of ``cpumond demo``, observed from outside: facts of the scheduler, the agent and the kernel, in words.
 
 Quotas and CPU time come from the cgroups' files, guarantees and usage from the agent's control socket, starts from its
-log; ends and their reasons, pools, the node and heartbeats from the scheduler.
-"""
+log; ends and their reasons, pools, the node and heartbeats from the scheduler."""
 
 from __future__ import annotations
 

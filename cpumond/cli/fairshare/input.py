@@ -137,24 +137,15 @@ class UpdateForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 FORMS: Final[dict[str, type[msgspec.Struct]]] = {
-    "$": UpdateForm,
-    "$.options": OptionsForm,
-    "$.root": RootForm,
-    "$.root.integral": RootIntegralForm,
-    "$.pools[]": PoolForm,
-    "$.pools[].integral": IntegralForm,
-    "$.operations[]": OperationForm,
-}
+    "$": UpdateForm, "$.options": OptionsForm, "$.root": RootForm, "$.root.integral": RootIntegralForm,
+    "$.pools[]": PoolForm, "$.pools[].integral": IntegralForm, "$.operations[]": OperationForm,
+}  # fmt: skip
 """Path of an object -> its form; objects elsewhere have ResourcesForm."""
 
 WORDS: Final = {
-    "str": "a text",
-    "int": "a number",
-    "float": "a number",
-    "bool": "true or false",
-    "object": "an object",
+    "str": "a text", "int": "a number", "float": "a number", "bool": "true or false", "object": "an object",
     "array": "a list",
-}
+}  # fmt: skip
 CHOICES: Final = {"mode": get_args(Mode), "type": get_args(GuaranteeType)}
 
 

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from cpumond.cli.imports.making import Making
 
 KINDS: Final = {
-    "slurm": "slurm:read",
-    "yarn": "yarn:read",
-    "yunikorn": "manifests:read_yunikorn",
-    "kueue": "manifests:read_kueue",
-}
+    "slurm": "slurm:read", "yarn": "yarn:read", "yunikorn": "manifests:read_yunikorn", "kueue": "manifests:read_kueue",
+}  # fmt: skip
 """Kind -> the module that reads this kind, imported when needed, and the function in it."""
 
 

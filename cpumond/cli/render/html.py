@@ -80,13 +80,9 @@ class Page:
         # In <script> only "</" and "<!" are special.
         charts = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         return PAGE.format(
-            title=self._title,
-            style=styles + STYLE,
-            digest=digest,
-            body="\n".join(self._parts),
-            charts=charts,
+            title=self._title, style=styles + STYLE, digest=digest, body="\n".join(self._parts), charts=charts,
             script=script,
-        )
+        )  # fmt: skip
 
 
 STYLES: Final = ("uplot.css", "style.css")

@@ -26,15 +26,9 @@ SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
 }
 
 STYLES: Final = {
-    "refused": "yellow",
-    "contested": "red",
-    "overridden": "yellow",
-    "pinned": "cyan",
-    "off": "dim",
-    "shadow": "dim",
-    "failed": "red",
-    "paused": "cyan",
-}
+    "refused": "yellow", "contested": "red", "overridden": "yellow", "pinned": "cyan", "off": "dim", "shadow": "dim",
+    "failed": "red", "paused": "cyan",
+}  # fmt: skip
 COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
     column("job", 0, lambda job: escape(job.job_id)),
     column("operation", 11, lambda job: escape(job.operation_id)),

@@ -29,18 +29,10 @@ connection_flags = combine(
         help="Address of the scheduler, http://, https:// or unix:/path; for several schedulers on one store all "
         "addresses, separated by commas: the leader is found.",
     ),
-    click.option(
-        "--token",
-        metavar="TOKEN",
-        envvar="CPUMOND_TOKEN",
-        help="Other users can see it in the list of processes; use a file to avoid that.",
-    ),
-    click.option(
-        "--token-file",
-        metavar="FILE",
-        envvar="CPUMOND_TOKEN_FILE",
-        help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, if that exists.",
-    ),
+    click.option("--token", metavar="TOKEN", envvar="CPUMOND_TOKEN",
+                 help="Other users can see it in the list of processes; use a file to avoid that."),
+    click.option("--token-file", metavar="FILE", envvar="CPUMOND_TOKEN_FILE",
+                 help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, if that exists."),
     click.option(
         "--ca-file",
         metavar="FILE",
@@ -48,7 +40,7 @@ connection_flags = combine(
         envvar="CPUMOND_CA_FILE",
         help="Certificate (PEM) of the authority that signed the scheduler's; default: those this system trusts.",
     ),
-)
+)  # fmt: skip
 
 
 def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:

@@ -67,13 +67,9 @@ def audit_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **q
 
 
 def _list(
-    client: SchedulerClient,
-    path: str,
-    kind: type[EventList] | type[AuditList],
-    query: dict[str, Any],
-    follow: bool,
+    client: SchedulerClient, path: str, kind: type[EventList] | type[AuditList], query: dict[str, Any], follow: bool,
     takes_all: bool,
-) -> None:
+) -> None:  # fmt: skip
     query = given(query)
     if takes_all:
         query["limit"] = MAX_PAGE

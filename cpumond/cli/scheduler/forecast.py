@@ -32,11 +32,9 @@ from cpumond.scheduler.model.forecast import (
 
 SHOWN: Final = 20
 simulate_option = click.option(
-    "--simulate",
-    "simulates",
-    is_flag=True,
+    "--simulate", "simulates", is_flag=True,
     help="Instead, simulate what would start when, and which jobs would be stopped.",
-)
+)  # fmt: skip
 
 
 @click.command("when", epilog="Example: cpumond operation when 1a-2b-3c-4d")

@@ -103,14 +103,9 @@ class SchedulerClient:
     scheduler's certificate, "" for those the system trusts."""
 
     def __init__(
-        self,
-        urls: str | Sequence[str],
-        token: str = "",
-        as_json: bool = False,
-        timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
-        ca_file: str = "",
-    ) -> None:
+        self, urls: str | Sequence[str], token: str = "", as_json: bool = False, timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S, ca_file: str = "",
+    ) -> None:  # fmt: skip
         self._urls = [urls] if isinstance(urls, str) else urls
         self._route = Route(self._urls, RETRY_MAX_S, random.SystemRandom())
         self._terms = Terms()

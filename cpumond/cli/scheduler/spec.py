@@ -59,58 +59,33 @@ _options = combine(
     click.option(
         "--tree", "trees", metavar="TREE", type=TREE, multiple=True, help="Default: the default tree; may be repeated."
     ),
-    click.option(
-        "--job-count",
-        type=click.IntRange(1, 100_000),
-        help="[default: 1]; each job finds its number, from 0, in $YT_JOB_COOKIE.",
-    ),
+    click.option("--job-count", type=click.IntRange(1, 100_000),
+                 help="[default: 1]; each job finds its number, from 0, in $YT_JOB_COOKIE."),
     click.option("--cpu-limit", type=CoresType(), help="[default: 1.0]"),
     click.option(
         "--memory", "memory_limit", type=BytesType(), help="For example 2G; default: default_memory_limit of the tree."
     ),
     click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1."),
     click.option("--title", metavar="TEXT"),
-    click.option(
-        "--gang",
-        "is_gang",
-        is_flag=True,
-        default=None,
-        help="All of its jobs start together or none; so does its fair share.",
-    ),
-    click.option(
-        "--min-run-time",
-        "min_run_time_s",
-        type=DurationType(0.0, 1e12),
-        help="Do not preempt a job before it has run for this time.",
-    ),
-    click.option(
-        "--checkpoints",
-        is_flag=True,
-        default=None,
-        help="Jobs touch $CPUMOND_CHECKPOINT when they have saved their work.",
-    ),
+    click.option("--gang", "is_gang", is_flag=True, default=None,
+                 help="All of its jobs start together or none; so does its fair share."),
+    click.option("--min-run-time", "min_run_time_s", type=DurationType(0.0, 1e12),
+                 help="Do not preempt a job before it has run for this time."),
+    click.option("--checkpoints", is_flag=True, default=None,
+                 help="Jobs touch $CPUMOND_CHECKPOINT when they have saved their work."),
     click.option(
         "--job-cpu-monitor",
         "monitor",
         metavar="YSON|JSON",
         help="For example '{min_cpu_limit=0.1;enable_cpu_reclaim=%true}' or '{\"mode\": \"shadow\"}'.",
     ),
-    click.option(
-        "--env",
-        "variables",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Environment variable of the jobs; may be repeated.",
-    ),
+    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True,
+                 help="Environment variable of the jobs; may be repeated."),
     click.option(
         "--working-directory", metavar="DIR", help="Absolute path on the nodes; default: a new directory for each job."
     ),
-    click.option(
-        "--interruptible",
-        is_flag=True,
-        default=None,
-        help="A job that exits with 0 after an interruption has done its work.",
-    ),
+    click.option("--interruptible", is_flag=True, default=None,
+                 help="A job that exits with 0 after an interruption has done its work."),
     click.option(
         "--time-limit", "time_limit_s", type=DurationType(0.001, 1e12), help="The operation fails after this time."
     ),
@@ -128,7 +103,7 @@ _options = combine(
         "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification."
     ),
     click.argument("command", nargs=-1, metavar="[-- COMMAND [ARGS]...]"),
-)
+)  # fmt: skip
 
 
 def spec_options(

@@ -185,15 +185,9 @@ class HistoryRecorder:
         return await self._share(REPORT, asked, work)
 
     async def waste(
-        self,
-        now: float,
-        weeks_ago: int = 1,
-        tree: str = "",
-        user: str = "",
-        pool: str = "",
-        readable: Callable[[list[OperationRecord]], list[OperationRecord]] = list,
-        asker: str = "",
-    ) -> WasteView:
+        self, now: float, weeks_ago: int = 1, tree: str = "", user: str = "", pool: str = "",
+        readable: Callable[[list[OperationRecord]], list[OperationRecord]] = list, asker: str = "",
+    ) -> WasteView:  # fmt: skip
         """Return the waste of a week, Monday to Monday in UTC; ``weeks_ago`` 0 is the present week so far. ``tree``,
         ``user``, ``pool``: if set, only waste of these. Classes consist of the operations that ``asker`` may read,
         selected by ``readable``. Raises the same errors as ``report``."""

@@ -271,8 +271,7 @@ def describe(held_back: Difference, used: Difference) -> str:
         return "jobs of both groups ran on too few days to show a difference"
     told = (
         f"jobs with moving limits were throttled for {100 * held_back.others:.2f} % of their requested core-hours, "
-        "jobs "
-        f"of the control group for {100 * held_back.control:.2f} %: {_points(held_back.low, held_back.high)}; "
+        f"jobs of the control group for {100 * held_back.control:.2f} %: {_points(held_back.low, held_back.high)}; "
         f"they used {100 * used.others:.1f} % of them, the control group {100 * used.control:.1f} %"
     )
     same = used.low <= 0.0 <= used.high

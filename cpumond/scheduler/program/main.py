@@ -149,12 +149,9 @@ class _Service(NamedTuple):
 
 
 def run_scheduler(
-    config_path: str | None,
-    make_app: AppMaker,
-    new_store: bool = False,
-    time_scale: float = 1.0,
+    config_path: str | None, make_app: AppMaker, new_store: bool = False, time_scale: float = 1.0,
     make_standby: StandbyMaker | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Run ``cpumond scheduler`` until SIGTERM or SIGINT. Raises CpumondError for errors that an administrator can fix.
     ``new_store``: set the present database and history aside and begin with empty ones. ``time_scale``: for tests only.
     ``make_standby``: needed if several schedulers share a store."""
@@ -208,15 +205,9 @@ def run_scheduler(
 
 
 def _run_alone(
-    config: SchedulerConfig,
-    rules: Rules,
-    identities: Identities,
-    entrance: _Entrance,
-    manager: ServiceManager,
-    make_app: AppMaker,
-    time_scale: float,
-    sender: TraceSender | None,
-) -> None:
+    config: SchedulerConfig, rules: Rules, identities: Identities, entrance: _Entrance, manager: ServiceManager,
+    make_app: AppMaker, time_scale: float, sender: TraceSender | None,
+) -> None:  # fmt: skip
     path = os.path.join(config.state_dir, STORE_FILE)
     # It takes a while to open a large store, and to copy it before a new version migrates it.
     manager.extend("opening the store")
@@ -241,13 +232,9 @@ def _run_alone(
 
 
 def _make_scheduler(
-    config: SchedulerConfig,
-    rules: Rules,
-    store: Store,
-    time_scale: float,
-    sender: TraceSender | None,
+    config: SchedulerConfig, rules: Rules, store: Store, time_scale: float, sender: TraceSender | None,
     reads_history: Callable[[], None] = lambda: None,
-) -> Scheduler:
+) -> Scheduler:  # fmt: skip
     scheduler = Scheduler(rules, store, Clock(time_scale), config.fair_share_update_period_s)
     scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
     if config.forecast.enabled:
@@ -284,16 +271,9 @@ def pace_of(scheduler: Scheduler) -> Pace:
 
 
 def _share(
-    config: SchedulerConfig,
-    rules: Rules,
-    identities: Identities,
-    arbiter: Arbiter,
-    address: str,
-    make_app: AppMaker,
-    make_standby: StandbyMaker,
-    time_scale: float,
-    sender: TraceSender | None,
-) -> _Service:
+    config: SchedulerConfig, rules: Rules, identities: Identities, arbiter: Arbiter, address: str, make_app: AppMaker,
+    make_standby: StandbyMaker, time_scale: float, sender: TraceSender | None,
+) -> _Service:  # fmt: skip
     """Run on a store that several schedulers share; one of them leads."""
 
     def open_reign(store: Store) -> tuple[Scheduler, App]:

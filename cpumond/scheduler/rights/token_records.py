@@ -63,15 +63,9 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     def make_user(self) -> User:
         return User(
-            self.user,
-            admin=self.role == "admin",
-            node=self.role == "node",
-            proxy=self.role == "proxy",
-            pattern=self.pattern,
-            groups=frozenset(self.groups),
-            token_id=self.id,
-            needs_entry=self.needs_entry,
-        )
+            self.user, admin=self.role == "admin", node=self.role == "node", proxy=self.role == "proxy",
+            pattern=self.pattern, groups=frozenset(self.groups), token_id=self.id, needs_entry=self.needs_entry,
+        )  # fmt: skip
 
 
 class TokenTable:

@@ -415,8 +415,7 @@ class PostgresStore:
                 if time.monotonic() > until:
                     self._over = (
                         f"{explained}; it is unknown whether the last changes were written: this scheduler gives up "
-                        "the "
-                        "lead and loads the database again"
+                        "the lead and loads the database again"
                     )
                     raise FencedError(self._over) from error
                 time.sleep(PAUSE_S)

@@ -24,14 +24,9 @@ OLDEST_SERVER: Final = 140000
 """PostgreSQL 14, the first version in which pg_terminate_backend can wait."""
 
 CONNECTION: Final = {
-    "connect_timeout": "2",
-    "tcp_user_timeout": "3000",
-    "keepalives_idle": "2",
-    "keepalives_interval": "1",
-    "keepalives_count": "3",
-    "application_name": "cpumond",
-    "client_encoding": "UTF8",
-}
+    "connect_timeout": "2", "tcp_user_timeout": "3000", "keepalives_idle": "2", "keepalives_interval": "1",
+    "keepalives_count": "3", "application_name": "cpumond", "client_encoding": "UTF8",
+}  # fmt: skip
 """Defaults of a conninfo. ``connect_timeout`` applies to each host in it."""
 
 SETTINGS: Final = """

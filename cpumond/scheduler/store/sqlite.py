@@ -233,8 +233,7 @@ class SqliteStore:
         if found[0] is not None and found[0] != self._files[0]:
             raise StoreError(
                 f"{self.path}: was replaced by another file while in use, so nothing is written any more; move that "
-                "file "
-                "away, and this database is rewritten; restore a backup only while no scheduler runs"
+                "file away, and this database is rewritten; restore a backup only while no scheduler runs"
             )
         with _explained(self.path, "rewrite"):
             self._write_anew()
