@@ -39,9 +39,8 @@ def test_what_was_acknowledged_is_there_after_a_crash(directory):
     again = reopen(directory)
     assert (again.content.jobs, again.content.pins) == ({"a": JOB}, {"a": Pin(1.0)})
     [found] = again.found_jobs()
-    assert (found.job_id, found.operation_id, found.path, found.cpu_limit_cores, found.source, found.layer) == (
-        "a", "op", "jobs/a", 2.0, None, {"mode": "shadow"},
-    )  # fmt: skip
+    fields = (found.job_id, found.operation_id, found.path, found.cpu_limit_cores, found.source, found.layer)
+    assert fields == ("a", "op", "jobs/a", 2.0, None, {"mode": "shadow"})
 
 
 def test_a_pin_is_replaced_ended_and_over_in_time(directory):

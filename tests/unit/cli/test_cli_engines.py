@@ -159,6 +159,5 @@ def test_what_to_do_where_an_engine_is_silent(monkeypatch):
     assert "enable" not in explain("docker", "/run/docker.sock", "dockerd")[1]
     assert "loginctl enable-linger 1000" in explain("podman", "/run/user/1000/podman/podman.sock")[1]
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert explain("slurm", "") == (
-        "slurm: `squeue` is not installed here", "install Slurm's client commands (Debian: slurm-client)",
-    )  # fmt: skip
+    told = explain("slurm", "")
+    assert told == ("slurm: `squeue` is not installed here", "install Slurm's client commands (Debian: slurm-client)")

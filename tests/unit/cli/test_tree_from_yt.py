@@ -49,9 +49,8 @@ def test_a_tree_of_another_cluster_can_be_applied():
     tree = world.state.config.trees["gpu"]
     assert (tree.settings.nodes_filter, tree.settings.default_parent_pool) == ("gpu", "research")
     assert (tree.settings.default_memory_limit, tree.settings.enable_memory_reserve) == (2**29, True)
-    assert {name: pool.parent for name, pool in tree.pools.items()} == {
-        "research": "<Root>", "nightly": "research", "plain": "research",
-    }  # fmt: skip
+    parents = {name: pool.parent for name, pool in tree.pools.items()}
+    assert parents == {"research": "<Root>", "nightly": "research", "plain": "research"}
     nightly = tree.pools["nightly"].settings
     assert (nightly.weight, nightly.strong_guarantee_resources) == (2.5, {"cpu": 10.0})
     assert nightly.fair_share_starvation_timeout == 60_000.0

@@ -86,9 +86,8 @@ def test_containers_are_workloads_and_the_units_around_them_are_not() -> None:
     held = f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}"
     container = f"{POD}/cri-containerd-{ID}.scope"
     job = "system.slice/slurmstepd.scope/job_3"
-    assert pick(held, container, f"{job}/step_0", "system.slice/slurmstepd.scope/system", "system.slice/a.service") == [
-        container, "system.slice/a.service", held, job,
-    ]  # fmt: skip
+    told = pick(held, container, f"{job}/step_0", "system.slice/slurmstepd.scope/system", "system.slice/a.service")
+    assert told == [container, "system.slice/a.service", held, job]
     assert pick(POD) == [POD]
     assert pick(POD, "jobs/a", left_out=[POD, "jobs/a"]) == [], "what must not be lowered"
 
@@ -107,9 +106,8 @@ def test_the_level_of_a_workload_is_taken_once(paths: list[str], found: list[str
 def test_other_leaf_cgroups_count_where_there_are_processes() -> None:
     paths = ["jobs/a", "jobs/b", "jobs", "init.scope", "alone", "libpod_parent/conmon"]
     found = pick_workloads(paths, {"jobs/a", "alone", "init.scope", "libpod_parent/conmon"}.__contains__)
-    assert [(each.path, each.kind, each.name, each.detail) for each in found] == [
-        ("alone", "cgroup", "alone", ""), ("jobs/a", "cgroup", "a", "jobs"),
-    ]  # fmt: skip
+    told = [(each.path, each.kind, each.name, each.detail) for each in found]
+    assert told == [("alone", "cgroup", "alone", ""), ("jobs/a", "cgroup", "a", "jobs")]
 
 
 @pytest.mark.parametrize(("path", "pattern"), [

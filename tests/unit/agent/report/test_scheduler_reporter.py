@@ -300,9 +300,8 @@ def test_what_the_node_offers_is_registered_before_the_next_heartbeat(server: Pl
         node.link.register(make_registration(cpu=4.0))
         assert node.link.registered == REGISTERED
         node.beat(3, 4)
-    assert [request.path for request in server.requests] == [
-        NODES, HEARTBEATS, HEARTBEATS, NODES, HEARTBEATS, HEARTBEATS,
-    ]  # fmt: skip
+    paths = [request.path for request in server.requests]
+    assert paths == [NODES, HEARTBEATS, HEARTBEATS, NODES, HEARTBEATS, HEARTBEATS]
     assert server.sent(NODES)[1]["resources"]["cpu"] == 4.0
 
 

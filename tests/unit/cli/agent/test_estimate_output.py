@@ -225,9 +225,8 @@ def test_series_of_agents() -> None:
 def test_options_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     read_rule_settings(("mode=reclaim", "enable_cpu_reclaim=true", "pressure_restore_ratio=0.5", "min_cpu_limit=1"))
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(" has ")[0] for line in said] == [
-        "warning: mode", "warning: enable_cpu_reclaim", "warning: pressure_restore_ratio",
-    ]  # fmt: skip
+    told = [line.split(" has ")[0] for line in said]
+    assert told == ["warning: mode", "warning: enable_cpu_reclaim", "warning: pressure_restore_ratio"]
 
 
 def test_clusters_have_hosts_of_the_same_name() -> None:

@@ -53,9 +53,8 @@ def test_sources_are_in_shadow_mode_and_are_read_back(tmp_path):
     assert (new.kind, new.socket) == ("podman", '/run/a"b.sock')
     sources = [Source(kind="docker", mode="shadow"), new]
     found = [finish_config({"source": [source]}, "").resolve_settings(source, "", {}) for source in sources]
-    assert [(each.actuator, each.limit_rule, each.min_cpu_limit) for each in found] == [
-        ("quota", "document", 0.1), ("guarantee", "peak", 0.1),
-    ]  # fmt: skip
+    told = [(each.actuator, each.limit_rule, each.min_cpu_limit) for each in found]
+    assert told == [("quota", "document", 0.1), ("guarantee", "peak", 0.1)]
     text = init_files.sign(init_files.render_sources(sources))
     tables = tomllib.loads(text)["source"]
     assert [table["mode"] for table in tables] == ["shadow", "shadow"]

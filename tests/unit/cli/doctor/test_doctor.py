@@ -97,9 +97,8 @@ def test_a_missing_burst_matters_more_under_rule_peak(config, tmp_path, capsys, 
     assert run(["doctor", "--config", str(config), "--json"]) == 0
     [finding] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "burst"]
     relies = ', which limit_rule = "peak" relies on: ' if named else ""
-    assert (finding["level"], finding["text"].partition(": ")[0]) == (
-        "warn", f"the kernel has no cpu.max.burst{relies.removesuffix(': ')}",
-    )  # fmt: skip
+    assert finding["level"] == "warn"
+    assert finding["text"].partition(": ")[0] == f"the kernel has no cpu.max.burst{relies.removesuffix(': ')}"
 
 
 def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
@@ -121,9 +120,8 @@ def test_a_unit_without_a_limit_file_gets_one_with_its_first_limit(tmp_path):
     root = make_tree(tmp_path, {"a.service": {"cpu.stat": ""}, "b.service": v2_cgroup(), "c": {"cpu.stat": ""}})
     units = {f"{root}/a.service", f"{root}/b.service"}
     (alone,) = doctor_cgroups.check_limit_files(2, [f"{root}/a.service"], [], units)
-    assert (alone.level, alone.text) == (
-        "warn", f"1 unit without cpu.max so far, for example {root}/a.service: its first limit creates it",
-    )  # fmt: skip
+    assert alone.level == "warn"
+    assert alone.text == f"1 unit without cpu.max so far, for example {root}/a.service: its first limit creates it"
     assert "systemctl set-property --runtime a.service CPUWeight=100" in alone.advice
     found = doctor_cgroups.check_limit_files(2, sorted(units), [], units)
     assert [(f.check, f.level) for f in found] == [("limit files", "warn"), ("limit files", "ok"), ("burst", "ok")]
@@ -193,17 +191,8 @@ def test_missing_rights_are_a_warning_without_root(open_path, no_rights):
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """Two jobs, one cgroup with a child, one that is no job."""
-    make_tree(
-        tmp_path,
-        {
-            "jobs": {
-                "op1_job-1": v2_cgroup(),
-                "op1_job-2": v2_cgroup(),
-                "op2_job-3": {**v2_cgroup(), "inner": v2_cgroup()},
-                "stranger": v2_cgroup(),
-            }
-        },
-    )
+    jobs = {name: v2_cgroup() for name in ("op1_job-1", "op1_job-2", "stranger")}
+    make_tree(tmp_path, {"jobs": {**jobs, "op2_job-3": {**v2_cgroup(), "inner": v2_cgroup()}}})
     return tmp_path
 
 
@@ -283,9 +272,8 @@ def test_inotify_limits(watches, instances, needed, level):
 
 def test_programs_that_change_quotas_are_named():
     found = doctor_checks.check_writers(["bash", "kubelet", "containerd", "kubelet"])
-    assert [(f.text.split()[0], f.level, bool(f.advice)) for f in found] == [
-        ("containerd", "warn", True), ("kubelet", "warn", True),
-    ]  # fmt: skip
+    told = [(f.text.split()[0], f.level, bool(f.advice)) for f in found]
+    assert told == [("containerd", "warn", True), ("kubelet", "warn", True)]
     assert doctor_checks.check_writers(["bash"])[0].level == "ok"
 
 

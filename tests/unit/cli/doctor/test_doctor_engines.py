@@ -165,9 +165,8 @@ def test_cgroups_whose_manager_has_a_source_are_no_concern(tmp_path):
 
 def test_no_managed_roots_with_sources_of_engines(tmp_path):
     (alone,) = doctor_cgroups.check_roots([], str(tmp_path), {"docker", "slurm"})
-    assert (alone.level, alone.text) == (
-        "ok", "empty: jobs of docker and slurm are managed wherever their engine has them",
-    )  # fmt: skip
+    text = "empty: jobs of docker and slurm are managed wherever their engine has them"
+    assert (alone.level, alone.text) == ("ok", text)
     (mixed,) = doctor_cgroups.check_roots([], str(tmp_path), {"docker", "glob"})
     assert (mixed.level, mixed.text.endswith("no others will ever be written")) == ("warn", True)
     (none,) = doctor_cgroups.check_roots([], str(tmp_path), {"glob"})

@@ -49,9 +49,8 @@ def test_whether_systemd_will_let_the_agent_set_limits_of_units(bus, level, said
 
 def test_rights_do_not_matter_without_units():
     finding = doctor_units.check_unit_rights(["jobs/x", "a.slice/b.service/job"], seen(has_library=False))
-    assert (finding.level, finding.text) == (
-        "ok", "no job is a service or scope of systemd itself: limits are only written to files",
-    )  # fmt: skip
+    text = "no job is a service or scope of systemd itself: limits are only written to files"
+    assert (finding.level, finding.text) == ("ok", text)
 
 
 def test_a_slice_is_no_unit_that_the_rule_is_about():

@@ -94,9 +94,8 @@ def test_json_is_the_default_with_every_field_of_every_element(write, capsys):
     assert set(elements) == {ROOT, "prod", "lab", "batch", "web", "etl", "exp", "gang", "second", "first"}
     assert set(elements[ROOT]) == set(elements["lab"]) == SHARES | OF_POOLS
     assert set(elements["web"]) == SHARES
-    assert set(elements["lab"]["fair_share"]) == {
-        "total", "strong_guarantee", "integral_guarantee", "weight_proportional",
-    }  # fmt: skip
+    told = set(elements["lab"]["fair_share"])
+    assert told == {"total", "strong_guarantee", "integral_guarantee", "weight_proportional"}
     assert (elements["first"]["fifo_index"], elements["web"]["fifo_index"]) == (0, None)
     assert (elements["first"]["kind"], elements["lab"]["kind"], elements[ROOT]["kind"]) == ("operation", "pool", "root")
 

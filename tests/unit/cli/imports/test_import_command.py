@@ -129,9 +129,8 @@ def test_a_cohort_may_have_the_name_of_a_queue() -> None:
     """Also one that is only named, by a queue after the one that has its name."""
     text = QUEUE.format("b", "a") + "---\n" + QUEUE.format("x", "b")
     pools = find_reader("kueue")({"k.yaml": text}, {}).pools
-    assert {pool.name: pool.parent for pool in pools.values()} == {
-        "a": "<Root>", "b": "<Root>", "a:b": "a", "x": "b",
-    }  # fmt: skip
+    parents = {pool.name: pool.parent for pool in pools.values()}
+    assert parents == {"a": "<Root>", "b": "<Root>", "a:b": "a", "x": "b"}
 
 
 def test_guarantees_of_parents_are_raised_to_those_below() -> None:

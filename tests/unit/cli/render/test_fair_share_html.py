@@ -77,9 +77,8 @@ def test_areas_are_the_parts_of_the_fair_share_one_on_the_other():
         burst_guarantee=300.0,
     )
     parts = [each for each in HtmlPage(render([row])).charts[0]["series"] if each.get("stack")]
-    assert [(each["label"], each["values"][0]) for each in parts] == [
-        ("strong guarantee", 100), ("integral guarantee", 200), ("weight-proportional share", 100),
-    ]  # fmt: skip
+    told = [(each["label"], each["values"][0]) for each in parts]
+    assert told == [("strong guarantee", 100), ("integral guarantee", 200), ("weight-proportional share", 100)]
 
 
 def test_levels_are_what_is_guaranteed_with_and_without_volume():
@@ -88,9 +87,8 @@ def test_levels_are_what_is_guaranteed_with_and_without_volume():
         return [(each["label"], each["level"]) for chart in charts for each in chart["series"] if "level" in each]
 
     assert levels_of(make_row()) == [("flow", 100), ("burst guarantee", 500), ("capacity", 8.64e6)]
-    assert levels_of(make_row(strong_guarantee=200.0))[:3] == [
-        ("strong + flow", 300), ("strong", 200), ("strong + burst", 700),
-    ]  # fmt: skip
+    told = levels_of(make_row(strong_guarantee=200.0))[:3]
+    assert told == [("strong + flow", 300), ("strong", 200), ("strong + burst", 700)]
     relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0)
     assert levels_of(relaxed) == [("flow", 100), ("capacity", 8.64e6)]
 

@@ -64,13 +64,11 @@ def report() -> ReportView:
 def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     lines = render_text(report, DAY_S, 20, None, False).splitlines()
     start = lines.index("tree default")
-    assert [line.split()[0] for line in lines[start + 1 : start + 7]] == [
-        "pool", "other", "research", "nightly", "deep", "total",
-    ]  # fmt: skip
+    names = [line.split()[0] for line in lines[start + 1 : start + 7]]
+    assert names == ["pool", "other", "research", "nightly", "deep", "total"]
     assert [len(line) - len(line.lstrip()) for line in lines[start + 2 : start + 7]] == [0, 0, 2, 4, 0]
-    assert lines[start + 4].split() == [
-        "nightly", "100.25", "50.12", "50.0", "40.1", "40.0", "10.03", "2", "20.0", "0", "25.06",
-    ]  # fmt: skip
+    cells = lines[start + 4].split()
+    assert cells == ["nightly", "100.25", "50.12", "50.0", "40.1", "40.0", "10.03", "2", "20.0", "0", "25.06"]
     assert lines[start + 6].split()[1] == "408"
     assert lines[start + 9].split()[:6] == ["op-1", "a", "title", "ann", "deep", "running"]
     assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "0", "-"]
@@ -210,9 +208,8 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
     parents = {"gone": "", "orphan": "nobody", "a": "b", "b": "a"}
     pools = [make_row(name, parent=parent) for name, parent in parents.items()]
     (tree,) = make_report(pools).trees
-    assert sorted((line.row.name, line.depth) for line in list_pools(tree)) == [
-        ("a", 0), ("b", 1), ("gone", 0), ("orphan", 0),
-    ]  # fmt: skip
+    told = sorted((line.row.name, line.depth) for line in list_pools(tree))
+    assert told == [("a", 0), ("b", 1), ("gone", 0), ("orphan", 0)]
     kept = keep_pool(make_report(pools), "b", top=1).trees[0]
     assert {row.name for row in kept.pools} == {"a", "b"}
 

@@ -104,9 +104,8 @@ class TestVersion1:
         assert [os.path.relpath(file, tmp_path) for file in files] == [
             f"{name}/jobs/cpumond-job-a/cgroup.procs" for name in ("cpu", "cpuacct", "memory", "unified")
         ]
-        assert read(tmp_path / "cpu/jobs/cpumond-job-a") == {
-            "cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000",
-        }  # fmt: skip
+        told = read(tmp_path / "cpu/jobs/cpumond-job-a")
+        assert told == {"cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
         assert read(tmp_path / "memory/jobs/cpumond-job-a") == {"memory.limit_in_bytes": "1048576"}
         assert tree.join_files("a") == files
 
