@@ -26,9 +26,8 @@ def run_part(line: str) -> tuple[int, str]:
 def test_a_part_says_how_long_it_took() -> None:
     code, output = run_part("part quick 50 echo done")
     assert code == 0
-    assert re.fullmatch(
-        r"== quick\ndone\n== quick: exit code 0 after \d+ s, \d+ s since the beginning\nnext\n", output
-    ), output
+    told = r"== quick\ndone\n== quick: exit code 0 after \d+ s, \d+ s since the beginning\nnext\n"
+    assert re.fullmatch(told, output), output
     code, output = run_part("part bad 50 sh -c 'exit 3'")
     assert code == 3
     assert "== bad: exit code 3 after" in output

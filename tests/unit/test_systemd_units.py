@@ -255,11 +255,8 @@ def test_drop_ins_that_texts_name_are_installed_outside_of_documentation() -> No
     """Minimal images leave /usr/share/doc out; a bare systemd/executor.conf is a path of a checkout alone."""
     root = FOLDER.parent
     rules = (root / "packaging/debian/rules").read_text(encoding="utf-8")
-    installed = {
-        f"{place}/{path.name}"
-        for place, pattern in re.findall(r"install -Dm644 -t \$\(ROOT\)(/\S+) (systemd/\S+)", rules)
-        for path in root.glob(pattern)
-    }
+    files = re.findall(r"install -Dm644 -t \$\(ROOT\)(/\S+) (systemd/\S+)", rules)
+    installed = {f"{place}/{path.name}" for place, pattern in files for path in root.glob(pattern)}
     places = [root / "README.md", *root.glob("docs/*.md"), *root.glob("config/*.toml"), *root.glob("cpumond/**/*.py")]
     texts = [path.read_text(encoding="utf-8") for path in places]
     texts += [ADVICE, SEE, *(DROP_IN_ADVICE.format(kind=path.stem) for path in ENGINES)]

@@ -153,7 +153,6 @@ def test_the_page_has_a_socket_and_says_where(tmp_path: Path, listen: str, opene
 def test_a_loopback_name_that_leads_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch):
     found = [(socket.AF_INET, 1, 6, "", ("0.0.0.0", 0))]  # noqa: S104 - refused
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(
-        ConfigError, match=r"web.listen: 'localhost:0' resolves to 0\.0\.0\.0, which is not a loopback address; use"
-    ):
+    said = r"web.listen: 'localhost:0' resolves to 0\.0\.0\.0, which is not a loopback address; use"
+    with pytest.raises(ConfigError, match=said):
         open_web_sockets("localhost:0")

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -233,10 +234,7 @@ def test_the_page_is_read_by_loopback_names_alone(node: FakeNode, page: Caller):
     node.start()
     assert {page("GET", "/api/v1/status", host=host).status_code for host in OWN_HOSTS} == {200}
     sentence = "this page is only for this host: open it as localhost or 127.0.0.1, not under another name"
-    for host, path in [
-        *((host, "/api/v1/status") for host in OTHER_HOSTS),
-        *(("evil.example", each) for each in PAGE_PATHS),
-    ]:
+    for host, path in [*product(OTHER_HOSTS, ["/api/v1/status"]), *product(["evil.example"], PAGE_PATHS)]:
         answer = page("GET", path, host=host)
         assert (answer.status_code, answer.json()) == (403, {"error": sentence, "exit_code": 77})
         assert answer.headers["x-content-type-options"] == "nosniff"

@@ -134,13 +134,9 @@ def test_what_a_node_offers_is_what_its_own_jobs_leave():
     assert offered(*own, without, capacity_cores=4.0) == 0.25, "what has no limit takes what it uses"
 
 
-PEAK = make_job(
-    "p",
-    settings=MonitorSettings(limit_rule="peak"),
-    state=msgspec.structs.replace(
-        STATE, peak_cores=1.25, caution=3.0, watched_s=600.0, held=HeldBack(9, 1.9, 4.0, 2.4, 0.2)
-    ),
-)
+HELD = HeldBack(9, 1.9, 4.0, 2.4, 0.2)
+LEARNED = msgspec.structs.replace(STATE, peak_cores=1.25, caution=3.0, watched_s=600.0, held=HELD)
+PEAK = make_job("p", settings=MonitorSettings(limit_rule="peak"), state=LEARNED)
 
 
 JOB_VALUES = {
@@ -209,14 +205,10 @@ SCHEDULER_VALUES: dict[str, float] = {
 
 def test_what_the_agent_counts_and_a_node_of_a_scheduler_besides():
     snapshot = make_snapshot(tick=5, problems=("a", "b"), paused=True, empty_rescans=4, stride=8)
-    for expected, text in (
-        (AGENT_VALUES, encode(snapshot, stats=ReporterStats(21, 22, 23))),
-        (SCHEDULER_VALUES, encode(make_assigned_snapshot())),
-    ):
-        found = {
-            " ".join([name, *(f"{key}={label}" for key, label in labels)]): number
-            for (name, labels), number in read_samples(text).items()
-        }
+    agent = encode(snapshot, stats=ReporterStats(21, 22, 23))
+    for expected, text in ((AGENT_VALUES, agent), (SCHEDULER_VALUES, encode(make_assigned_snapshot()))):
+        samples = read_samples(text).items()
+        found = {" ".join([name, *map("=".join, labels)]): number for (name, labels), number in samples}
         assert {name: found.get(name) for name in expected} == expected
 
 

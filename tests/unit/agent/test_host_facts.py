@@ -37,13 +37,9 @@ def test_a_cgroup_is_a_job_while_a_process_is_in_it(make_node):
 def test_who_asks_for_a_job_without_a_process_is_told_that(make_node):
     node: FakeNode = make_node({"left": job(0)}, config=PATIENT).start()
     make_tree(node.root / "jobs" / "added", job(0))
-    for ask in (
-        lambda: add_job(node.agent, {"cgroup": "jobs/added"}),
-        lambda: explain_job(node.agent, "left"),
-        lambda: explain_job(node.agent, "jobs/left"),
-    ):
+    for ask, about in ((add_job, {"cgroup": "jobs/added"}), (explain_job, "left"), (explain_job, "jobs/left")):
         with pytest.raises(UnavailableError, match="it contains no process, so it is not a job yet"):
-            ask()
+            ask(node.agent, about)
     node.write("added", "cgroup.events", "populated 1\nfrozen 0\n")
     node.tick()
     assert explain_job(node.agent, "added").cpu_limit == 2.0, "it was registered"

@@ -305,9 +305,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node,
 
 S = MonitorSettings(limit_rule="peak", throttle_poll_s=0.0)
 HARD = 8.0
-steps = st.lists(
-    st.tuples(st.floats(0.0, 0.99 * HARD), st.integers(0, 10), st.floats(0.1, 20.0)), min_size=3, max_size=25
-)
+steps = st.lists(st.tuples(st.floats(0, 0.99 * HARD), st.integers(0, 10), st.floats(0.1, 20)), min_size=3, max_size=25)
 
 
 def follow(state: JobState, taken: list[tuple[float, int, float]]) -> list[JobState]:

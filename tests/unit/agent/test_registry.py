@@ -59,14 +59,10 @@ def test_what_cannot_be_saved_is_not_acknowledged_and_not_done(directory):
     registered = reopen(directory)
     registered.add(JOB)
     os.mkdir(f"{registered.path}.new")
-    changes = (
-        (registered.add, RegisteredJob("b", "jobs/b")),
-        (registered.remove, "a"),
-        (registered.pin, "a", Pin(1.0)),
-    )
-    for change, *arguments in changes:
+    calls = ((registered.add, RegisteredJob("b", "jobs/b")), (registered.remove, "a"), (registered.pin, "a", Pin(1.0)))
+    for call, *arguments in calls:
         with pytest.raises(CreateError):
-            change(*arguments)
+            call(*arguments)
     assert (registered.content.jobs, registered.content.pins) == ({"a": JOB}, {})
 
 

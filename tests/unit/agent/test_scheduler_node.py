@@ -43,10 +43,8 @@ class Node(FakeNode):
 
     def __init__(self, directory: Path, executor: bool = True) -> None:
         self.executor = PlayedExecutor()
-        config = f"{QUICK}{source()}{RESOURCES}"
-        super().__init__(
-            directory, {"a": v2_cgroup()}, config + (EXECUTOR if executor else '[scheduler]\nurl = "http://h"\n')
-        )
+        tail = EXECUTOR if executor else '[scheduler]\nurl = "http://h"\n'
+        super().__init__(directory, {"a": v2_cgroup()}, f"{QUICK}{source()}{RESOURCES}{tail}")
         self.link = PlayedLink()
         self.agent.context.link = self.link  # type: ignore[assignment]
         if executor:

@@ -76,11 +76,8 @@ def test_no_byte_can_change_without_being_noticed(path):
     state_file.save(path, CONTENT)
     good = Path(path).read_bytes()
     for position in range(len(good)):
-        for damaged in (
-            good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :],
-            good[:position],
-            good[:position] + good[position + 1 :],
-        ):
+        head, tail = good[:position], good[position + 1 :]
+        for damaged in (head + bytes([good[position] ^ 1]) + tail, head, head + tail):
             Path(path).write_bytes(damaged)
             with pytest.raises(StateFileError, match=r"file\.state"):
                 state_file.load(path, state_file.Originals)

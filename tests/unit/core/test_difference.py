@@ -63,12 +63,8 @@ def test_a_difference_to_another_heartbeat_is_dropped_for_the_full_state():
     before = describe(world.state)
     told = node.differences.make(node.heartbeat())
     assert isinstance(told, NodeHeartbeat)
-    for wrong in (
-        msgspec.structs.replace(told, base=told.base - 1),
-        msgspec.structs.replace(told, job_count=told.job_count + 1),
-        msgspec.structs.replace(told, gone=[next(iter(node.jobs))]),
-    ):
-        answer = world.hear(wrong)
+    for wrong in ({"base": told.base - 1}, {"job_count": told.job_count + 1}, {"gone": [next(iter(node.jobs))]}):
+        answer = world.hear(msgspec.structs.replace(told, **wrong))
         assert (answer.accepted, answer.full, answer.register) == (False, True, False)
     assert describe(world.state) == before
     assert world.hear(told).accepted

@@ -159,10 +159,7 @@ def test_limits_above_the_demand_are_not_mentioned():
 
 
 def test_a_strong_guarantee_when_nothing_is_left_to_share():
-    pools = [
-        Pool("q", strong_guarantee_resources=(None, 150.0, None, 2.0**36, None)),
-        Pool("r", strong_guarantee_resources=strong(50.0)),
-    ]
+    pools = [Pool("q", strong_guarantee_resources=(None, 150.0, None, 2.0**36, None)), guaranteed("r", ROOT, 50.0)]
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
     assert found.rule == "strong_guarantee"
     assert found.lines[0] == (
@@ -174,16 +171,11 @@ def test_a_strong_guarantee_when_nothing_is_left_to_share():
 
 
 def test_guarantees_of_the_first_level_beyond_the_cluster():
-    pools = [
-        Pool("q", strong_guarantee_resources=strong(300.0)),
-        Pool("r", strong_guarantee_resources=strong(100.0)),
-        Pool("below", "q", strong_guarantee_resources=strong(300.0)),
-    ]
+    pools = [guaranteed("q", ROOT, 300.0), guaranteed("r", ROOT, 100.0), guaranteed("below", "q", 300.0)]
     found = why("below", pools, [operation("o", "below", 900.0), operation("p", "r", 900.0)])
     reason = "the guarantees of the first level exceed the cluster"
-    assert [line for line in found.lines if line.endswith(reason)] == [
-        f"    adjusted down to 75.0 user_slots, 75.0 cpu, 75.0 memory: {reason}"
-    ] * 2
+    adjusted = [line for line in found.lines if line.endswith(reason)]
+    assert adjusted == [f"    adjusted down to 75.0 user_slots, 75.0 cpu, 75.0 memory: {reason}"] * 2
 
 
 def guaranteed(name: str, parent: str, cores: float, **fields: object) -> Pool:

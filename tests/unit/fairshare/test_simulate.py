@@ -32,16 +32,9 @@ def cpu(cores: float) -> Vector:
 
 def make_scenario(*script: DemandEvent, volume: float = 0.0, demand: float = 0.0) -> Scenario:
     """The documents' pool "p" with operation "o", beside a neighbour that always wants everything and gets its 1400."""
-    integral = IntegralGuarantees(
-        guarantee_type="burst",
-        resource_flow=cpu(FLOW),
-        burst_guarantee_resources=cpu(BURST),
-        accumulated_volume=cpu(volume),
-    )
-    pools = (
-        Pool("neighbour", weight=1e6, strong_guarantee_resources=(None, 1400.0, None, None, None)),
-        Pool("p", integral_guarantees=integral),
-    )
+    integral = IntegralGuarantees("burst", cpu(FLOW), cpu(BURST), accumulated_volume=cpu(volume))
+    neighbour = Pool("neighbour", weight=1e6, strong_guarantee_resources=(None, 1400.0, None, None, None))
+    pools = (neighbour, Pool("p", integral_guarantees=integral))
     operations = (Operation("n", "neighbour", demand=cpu(2000)), Operation("o", "p", demand=cpu(demand)))
     return Scenario(Snapshot(cpu(2000), pools, operations), script)
 
@@ -71,12 +64,8 @@ def test_there_is_a_row_per_step_and_pool_in_the_order_of_the_tree():
 
 def test_a_pool_sums_up_what_is_below_it():
     pools = (Pool("top"), Pool("middle", "top"), Pool("low", "middle"), Pool("empty", "top"))
-    operations = (
-        Operation("a", "low", demand=cpu(1)),
-        Operation("b", "middle", demand=cpu(2)),
-        Operation("c", "top", demand=cpu(4)),
-        Operation("d", ROOT, demand=cpu(8)),
-    )
+    demands = (("a", "low", 1), ("b", "middle", 2), ("c", "top", 4), ("d", ROOT, 8))
+    operations = tuple(Operation(name, pool, demand=cpu(cores)) for name, pool, cores in demands)
     rows = simulate(Scenario(Snapshot(cpu(100), pools, operations)), 0, 1)
     found = {row.pool: (row.demand, row.usage) for row in rows}
     assert found == {"top": (7, pytest.approx(7)), "middle": (3, pytest.approx(3)), "low": (1, 1), "empty": (0, 0)}

@@ -86,9 +86,8 @@ def test_a_trace_without_a_throttled_row_is_as_good_as_its_rows_are_short():
 
 def test_a_recorded_trace_is_cut_but_never_made_longer():
     assert cores(read("time_s,usage_cores\n0,0\n1,2\n", 0.2).work_cpu_s) == [2, 2]
-    assert refused("time_s,usage_cores\n0,0\n1,2\n", 2.0) == (
-        "t.csv: 1s were recorded, less than the --duration of 2s; omit this option"
-    )
+    told = refused("time_s,usage_cores\n0,0\n1,2\n", 2.0)
+    assert told == "t.csv: 1s were recorded, less than the --duration of 2s; omit this option"
 
 
 EXPECTED = (

@@ -59,12 +59,9 @@ def test_two_readings_of_the_same_moment_are_no_check():
 
 @pytest.mark.parametrize("reading", [CpuReading(99.0, 11.0, identity=7), CpuReading(200.0, 11.0, identity=8)])
 def test_a_new_identity_or_a_falling_counter_is_a_new_baseline(reading):
-    state = msgspec.structs.replace(
-        job(5.0, smoothed=3.0, window=(3.0, 3.0)),
-        base=CpuReading(100.0, 10.0, identity=7),
-        usages=(3.0,),
-        max_cpu_s=9.0,
-    )
+    before = job(5.0, smoothed=3.0, window=(3.0, 3.0))
+    base = CpuReading(100.0, 10.0, identity=7)
+    state = msgspec.structs.replace(before, base=base, usages=(3.0,), max_cpu_s=9.0)
     after, decision = policy.check(state, reading, 11.0, DEFAULTS)
     assert decision == Decision("base", 5.0, 5.0)
     assert (after.base, after.smoothed_cores, after.window, after.usages) == (reading, None, (), ())

@@ -28,9 +28,7 @@ class TracedHeartbeat(Heartbeat, frozen=True, weakref=True):
 
 
 def make_heartbeat(sequence: int, jobs: tuple[JobReport, ...] = ()) -> TracedHeartbeat:
-    return TracedHeartbeat(
-        node_id="node-1", incarnation="run-1", sequence=sequence, sent_at=0.0, cpu_capacity=8.0, jobs=list(jobs)
-    )
+    return TracedHeartbeat("node-1", "run-1", sequence, sent_at=0.0, cpu_capacity=8.0, jobs=list(jobs))
 
 
 @pytest.fixture

@@ -125,12 +125,10 @@ def test_status_shows_what_is_not_known_yet_as_a_dash():
 
 def test_status_says_in_words_what_needs_an_operator():
     answer = make_status(
-        {"last_error": "cannot write '1' to cpu.max: Invalid argument"},
-        paused=True,
-        problems=["a: id_regex 'x' does not match; left out"],
+        {"last_error": "cannot write '1' to cpu.max: Invalid argument"}, paused=True, last_tick_age_s=75.0,
         counters={"foreign_writes": {"raise": 2, "lower": 1}, "write_errors": 4, "shed_checks": 5},
-        last_tick_age_s=75.0,
-    )
+        problems=["a: id_regex 'x' does not match; left out"],
+    )  # fmt: skip
     lines = tables.draw_status(answer, None, False).split("\n")
     assert lines[4:] == [
         "stuck: the last check was 1m15s ago; see the agent's log",
@@ -247,17 +245,11 @@ def test_explain_of_rule_peak_has_no_votes():
 
 def test_what_a_node_says_moves_no_cursor():
     e, odd = make_explain(), "a\x1b[2J\u202eb"
-    said = explain.draw_explain(
-        msgspec.structs.replace(
-            e,
-            facts={odd: odd},
-            next=odd,
-            window=msgspec.structs.replace(e.window, meaning=odd),
-            job_cpu_monitor={**e.job_cpu_monitor, odd: odd},
-            decisions=[msgspec.structs.replace(e.decisions[0], kind=odd, result=odd, reason=odd)],
-        ),
-        10, None, False,
-    )  # fmt: skip
+    facts = {"facts": {odd: odd}, "next": odd, "job_cpu_monitor": {**e.job_cpu_monitor, odd: odd}}
+    window = msgspec.structs.replace(e.window, meaning=odd)
+    decision = msgspec.structs.replace(e.decisions[0], kind=odd, result=odd, reason=odd)
+    changed = msgspec.structs.replace(e, window=window, decisions=[decision], **facts)
+    said = explain.draw_explain(changed, 10, None, False)
     assert said.count("a\\x1b[2J\\u202eb") == 9
     assert all(line.isprintable() for line in said.split("\n"))
 

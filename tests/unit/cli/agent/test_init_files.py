@@ -11,12 +11,8 @@ from cpumond.cli.agent import init_files
 from cpumond.core.errors import UsageError
 
 FOLDER = Path(__file__).resolve().parents[4] / "systemd" / "cpumond.service.d"
-SHIPPED = {
-    "docker": [SOCKETS["docker"]],
-    "podman": [SOCKETS["podman"]],
-    "slurm": [],
-    "kubernetes": ["/run/containerd/containerd.sock", "/run/crio/crio.sock"],
-}
+CRI = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"]
+SHIPPED = {"docker": [SOCKETS["docker"]], "podman": [SOCKETS["podman"]], "slurm": [], "kubernetes": CRI}
 
 
 def settings(text: str) -> list[str]:
@@ -85,13 +81,9 @@ def test_a_drop_in_is_shipped_for_each_kind(kind):
 def test_a_drop_in_opens_what_is_needed_and_no_more():
     text = init_files.render_drop_in({"slurm": [], "docker": ["/var/run/docker.sock"]})
     assert settings(text) == [
-        "[Unit]",
-        "After=docker.socket docker.service munge.service",
-        "[Service]",
-        "ProtectProc=default",
-        "BindReadOnlyPaths=-/run/docker.sock",
-        "BindReadOnlyPaths=-/run/munge -/run/slurm",
-    ]
+        "[Unit]", "After=docker.socket docker.service munge.service", "[Service]", "ProtectProc=default",
+        "BindReadOnlyPaths=-/run/docker.sock", "BindReadOnlyPaths=-/run/munge -/run/slurm",
+    ]  # fmt: skip
     # A service starts without an engine, too.
     assert all(word.startswith("-") for line in settings(text) for word in line.partition("Paths=")[2].split())
 

@@ -28,14 +28,8 @@ def test_a_recorded_trace_replays_to_what_the_checks_decide(rule, seconds):
     readings = [CpuReading(100.0, 50.0, nr_periods=7, nr_throttled=3)]
     for usage_cores, periods, throttled in seconds:
         last = readings[-1]
-        readings.append(
-            CpuReading(
-                last.total_cpu_s + usage_cores,
-                last.at_s + 1.0,
-                nr_periods=last.nr_periods + periods,
-                nr_throttled=last.nr_throttled + min(throttled, periods),
-            )
-        )
+        counted = {"nr_periods": last.nr_periods + periods, "nr_throttled": last.nr_throttled + min(throttled, periods)}
+        readings.append(CpuReading(last.total_cpu_s + usage_cores, last.at_s + 1.0, **counted))
     file = io.StringIO()
     assert _write_trace(file, iter(readings), False) == len(readings)
     rows = list(replay_rows(parse_trace(file.getvalue().splitlines(), "t.csv"), 8.0, s))

@@ -455,12 +455,8 @@ def test_the_receiver_of_reports():
     found = doctor_checks.check_report("http", "http://s:1/x", answer_with(""))
     assert found.text == "s port 1 of http://s:1/x accepts connections"
     finding = doctor_checks.check_report("http", "https://s/x", answer_with("Connection refused"))
-    assert finding == Finding(
-        "report",
-        "fail",
-        "s port 443 of https://s/x: Connection refused",
-        "start the receiver or correct report.url; the agent continues without it and reports when it is back",
-    )
+    advice = "start the receiver or correct report.url; the agent continues without it and reports when it is back"
+    assert finding == Finding("report", "fail", "s port 443 of https://s/x: Connection refused", advice)
 
 
 @pytest.mark.parametrize(("running", "problem", "text", "level", "said"), [
@@ -585,10 +581,8 @@ def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config, no_
 def test_a_host_without_cgroups_is_69_without_a_traceback(tmp_path, capsys):
     (tmp_path / "mountinfo").write_text("")
     path = tmp_path / "cpumond.toml"
-    path.write_text(
-        f'mountinfo = "{tmp_path}/mountinfo"\nstate_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}"\n'
-        '[metrics]\nlisten = ""\n'
-    )
+    directories = f'state_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}"\n'
+    path.write_text(f'mountinfo = "{tmp_path}/mountinfo"\n{directories}[metrics]\nlisten = ""\n')
     assert run(["doctor", "--config", str(path)]) == 69
     (tmp_path / "mountinfo").unlink()
     assert run(["doctor", "--config", str(path)]) == 0

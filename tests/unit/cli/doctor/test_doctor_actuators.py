@@ -24,12 +24,10 @@ def test_jobs_whose_floor_is_all_that_they_ordered_are_counted():
     jobs = [FoundJob(name, "", name, cores) for name, cores in (("a", 1.0), ("b", 4.0), ("c", None))]
     orders = {"c": 0.5}
     found = actuators.check_floors([(job, QUOTA) for job in jobs], orders.__getitem__)
-    assert (found.level, found.text) == (
-        "warn",
-        (
-            "nothing can be reclaimed from 2 of 3 jobs, for example 'a': it requested 1 core, and its floor is as "
-            "high (min_cpu_limit = 1)"
-        ),
+    assert found.level == "warn"
+    assert found.text == (
+        "nothing can be reclaimed from 2 of 3 jobs, for example 'a': it requested 1 core, and its floor is as "
+        "high (min_cpu_limit = 1)"
     )
     assert actuators.check_floors([(job, GUARANTEE) for job in jobs], orders.__getitem__).level == "ok"
 

@@ -186,9 +186,8 @@ def test_cgroups_of_other_managers_in_managed_roots(tmp_path):
 
 
 def test_quotas_above_the_jobs(tmp_path):
-    root = make_tree(
-        tmp_path, {"a": {**v2_cgroup(quota="200000 100000"), "x": v2_cgroup(), "y": v2_cgroup(quota="300000 100000")}}
-    )
+    inner = {"x": v2_cgroup(), "y": v2_cgroup(quota="300000 100000")}
+    root = make_tree(tmp_path, {"a": {**v2_cgroup(quota="200000 100000"), **inner}})
     (finding,) = doctor_units.check_caps(unified(root), {"a/x": None})
     assert (finding.level, finding.text) == ("ok", "quotas above the jobs: a 2 cores")
     (finding,) = doctor_units.check_caps(unified(root), {"a/x": 4.0, "a/y": None, "gone": 1.0})

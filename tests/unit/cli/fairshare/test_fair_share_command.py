@@ -161,9 +161,8 @@ def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):
     assert run(["fair-share", path]) == 78
     out, err = capsys.readouterr()
     assert [json.loads(line)["id"] for line in out.splitlines()] == ["good"]
-    assert err == (
-        f'cpumond: {path}: line 2: operation "o": weight: expected a finite number > 0 (at most 9.22e+18), got 0\n'
-    )
+    sentence = 'operation "o": weight: expected a finite number > 0 (at most 9.22e+18), got 0'
+    assert err == f"cpumond: {path}: line 2: {sentence}\n"
 
 
 @pytest.mark.parametrize("arguments", [["./simulate"], ["--format", "json", "simulate"]])

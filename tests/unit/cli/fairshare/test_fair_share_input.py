@@ -134,9 +134,8 @@ def test_what_is_as_before_is_the_identical_object():
         return reader.read(json.dumps({**LEAST, "pools": pools, "operations": operations, **fields}).encode()).snapshot
 
     before, after = next_snapshot(), next_snapshot(now=6)
-    for old, new in zip(
-        (*before.pools, *before.operations, before.root), (*after.pools, *after.operations, after.root), strict=True
-    ):
+    elements = ((*each.pools, *each.operations, each.root) for each in (before, after))
+    for old, new in zip(*elements, strict=True):
         assert old is new
     changed = next_snapshot(operations=[operations[1], {**operations[0], "weight": 2}])
     assert changed.operations[0] is before.operations[1]

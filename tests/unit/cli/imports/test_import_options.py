@@ -15,12 +15,8 @@ from cpumond.core.measures import parse_duration_s
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
 
 ROWS = [(table, row) for table, rows in TABLES.items() for row in rows]
-MADE_BY = {
-    "slurm": {"read_s": _read_s},
-    "fair": {"split": split_vcores},
-    "capacity": {"split": split_vcores},
-    "yunikorn": {"read_s": parse_duration_s},
-}
+YARN = {"split": split_vcores}
+MADE_BY = {"slurm": {"read_s": _read_s}, "fair": YARN, "capacity": YARN, "yunikorn": {"read_s": parse_duration_s}}
 OF_A_TREE = ("allocations", "slurm.conf", "property", "limit of the root for all users")
 
 

@@ -68,14 +68,9 @@ def test_lines_are_thinned_and_spikes_stay():
 
 def test_areas_are_the_parts_of_the_fair_share_one_on_the_other():
     row = make_row(
-        strong_guarantee=100.0,
-        usage=400.0,
-        fair_share=400.0,
-        fair_share_strong_guarantee=100.0,
-        fair_share_integral_guarantee=200.0,
-        fair_share_weight_proportional=100.0,
-        burst_guarantee=300.0,
-    )
+        strong_guarantee=100.0, usage=400.0, fair_share=400.0, fair_share_strong_guarantee=100.0,
+        fair_share_integral_guarantee=200.0, fair_share_weight_proportional=100.0, burst_guarantee=300.0,
+    )  # fmt: skip
     parts = [each for each in HtmlPage(render([row])).charts[0]["series"] if each.get("stack")]
     told = [(each["label"], each["values"][0]) for each in parts]
     assert told == [("strong guarantee", 100), ("integral guarantee", 200), ("weight-proportional share", 100)]

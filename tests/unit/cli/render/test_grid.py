@@ -18,10 +18,8 @@ from cpumond.cli.render.grid import (
 
 ID = "c67fb814-fa548091-3697671f-4fac3001"
 HEADINGS = (column("operation"), column("state"), column("user", 3), column(">used", 1), column("title", 2))
-ROWS = [
-    [ID, "running", "alice", "1.25", "Обучение 訓練 der größten Modelle aller Zeiten"],
-    ["1-2-3-4", "pending", "bob", "-", ""],
-]
+TITLE = "Обучение 訓練 der größten Modelle aller Zeiten"
+ROWS = [[ID, "running", "alice", "1.25", TITLE], ["1-2-3-4", "pending", "bob", "-", ""]]
 
 
 def test_a_title_is_shortened_before_a_column_is_left_out():

@@ -85,14 +85,9 @@ class TestVersion2:
         tree = open_v2(tmp_path)
         tree.create("a", 1.0, 0)
         assert tree.read_totals("a") == CgroupTotals()
-        make_tree(
-            tmp_path / "cgroup/jobs/cpumond-job-a",
-            {
-                "cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
-                "memory.peak": "4096\n",
-                "memory.events": "low 0\nmax 7\noom 3\noom_kill 2\n",
-            },
-        )
+        memory = {"memory.peak": "4096\n", "memory.events": "low 0\nmax 7\noom 3\noom_kill 2\n"}
+        files = {"cpu.stat": "usage_usec 2500000\nuser_usec 1\n", **memory}
+        make_tree(tmp_path / "cgroup/jobs/cpumond-job-a", files)
         assert tree.read_totals("a") == CgroupTotals(2.5, 4096, 2)
 
 
@@ -101,9 +96,8 @@ class TestVersion1:
         monkeypatch.setattr(os, "geteuid", lambda: 0)  # another user may not move processes where this host has none
         tree = open_v1(tmp_path, names=("cpu", "cpuacct", "memory", "unified"))
         files = tree.create("a", 0.5, 1 << 20)
-        assert [os.path.relpath(file, tmp_path) for file in files] == [
-            f"{name}/jobs/cpumond-job-a/cgroup.procs" for name in ("cpu", "cpuacct", "memory", "unified")
-        ]
+        places = [os.path.relpath(file, tmp_path) for file in files]
+        assert places == [f"{name}/jobs/cpumond-job-a/cgroup.procs" for name in ("cpu", "cpuacct", "memory", "unified")]
         told = read(tmp_path / "cpu/jobs/cpumond-job-a")
         assert told == {"cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
         assert read(tmp_path / "memory/jobs/cpumond-job-a") == {"memory.limit_in_bytes": "1048576"}
@@ -121,14 +115,9 @@ class TestVersion1:
         tree.create("a", 0.5, 0)
         make_tree(tmp_path / "cpuacct/jobs/cpumond-job-a", {"cpuacct.usage": "1500000000\n"})
         control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
-        make_tree(
-            tmp_path / "memory/jobs/cpumond-job-a",
-            {
-                "memory.max_usage_in_bytes": "8192\n",
-                "memory.oom_control": control.format(1),
-                "child": {"memory.oom_control": control.format(2)},
-            },
-        )
+        child = {"memory.oom_control": control.format(2)}
+        files = {"memory.max_usage_in_bytes": "8192\n", "memory.oom_control": control.format(1), "child": child}
+        make_tree(tmp_path / "memory/jobs/cpumond-job-a", files)
         assert tree.read_totals("a") == CgroupTotals(1.5, 8192, 3)
 
     @pytest.mark.parametrize("text", ["", "many\n", "oom_kill x\n", "\0"])
@@ -313,9 +302,10 @@ def test_memory_and_swap_are_limited_where_the_kernel_makes_their_files(tmp_path
 
 def test_the_memory_limit_of_any_cgroup_and_none(tmp_path):
     v2, v1 = open_v2(tmp_path / "2"), open_v1(tmp_path / "1", names=("cpu", "cpuacct", "memory"))
+    unlimited = "9223372036854771712\n"
     for tree, root, file, none in (
         (v2, "2/cgroup", "memory.max", "max\n"),
-        (v1, "1/memory", "memory.limit_in_bytes", "9223372036854771712\n"),
+        (v1, "1/memory", "memory.limit_in_bytes", unlimited),
     ):
         make_tree(tmp_path / root, {"some": {file: "4096\n"}, "any": {file: none}, "other": {}})
         assert [tree.read_memory_limit(path) for path in ("some", "any", "other", "gone")] == [4096, None, None, None]

@@ -121,13 +121,9 @@ def test_an_old_systemd_is_told_the_path(tmp_path):
 
 def test_a_running_unit():
     told = state(
-        ActiveEnterTimestamp=5_000_000,
-        ExecMainStartTimestamp=4_900_000,
-        ControlGroup="/a.slice/b.service",
-        Job=[0, "/"],
-        CPUUsageNSec=1_500_000_000,
-        MemoryPeak=NEVER,
-    )
+        ActiveEnterTimestamp=5_000_000, ExecMainStartTimestamp=4_900_000, ControlGroup="/a.slice/b.service",
+        Job=[0, "/"], CPUUsageNSec=1_500_000_000, MemoryPeak=NEVER,
+    )  # fmt: skip
     assert (told.has_run, told.is_over, told.is_gone, told.queued) == (True, False, False, False)
     assert (told.started, told.cgroup, told.cpu_seconds, told.max_memory) == (4.9, "a.slice/b.service", 1.5, None)
 
@@ -177,13 +173,9 @@ def test_whether_a_program_has_run(told, has_run):
 ])  # fmt: skip
 def test_why_a_unit_did_not_start(status, words, node_fault):
     failed = state(
-        ActiveState="failed",
-        ExecMainCode=1,
-        ExecMainStatus=status,
-        User="nobody",
-        WorkingDirectory="/there",
+        ActiveState="failed", ExecMainCode=1, ExecMainStatus=status, User="nobody", WorkingDirectory="/there",
         ExecStart=[["prog", ["prog", "x"], False, 0, 0, 0, 0, 0, 0, 0]],
-    )
+    )  # fmt: skip
     problem, is_node_fault = explain_start_failure(failed)
     assert words in problem
     assert is_node_fault == node_fault
