@@ -22,7 +22,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import ROOT_POOL, UNSTORED_STARTS, Config, JobCounts, OperationRecord, Rules
+from cpumond.scheduler.model import ROOT_POOL, UNSTORED_STARTS, CommandError, Config, JobCounts, OperationRecord, Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service.stored import encode, encode_starts, load_state
@@ -232,6 +232,10 @@ def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -
 def burst(flow: float, most: float) -> dict[str, Any]:
     """A burst guarantee, in cores."""
     return {"guarantee_type": "burst", "resource_flow": {"cpu": flow}, "burst_guarantee_resources": {"cpu": most}}
+
+
+def refused_with(code: int, words: str | None = None) -> pytest.RaisesExc[CommandError]:
+    return pytest.raises(CommandError, match=words, check=lambda error: error.code == code)
 
 
 def hold_next_write(store: Any) -> tuple[asyncio.Event, asyncio.Event]:

@@ -72,9 +72,8 @@ async def test_a_body_in_pieces_is_put_together_and_then_forgotten():
 )
 async def test_what_is_refused(peer: Callable[[], Peer], unpack: bool, status: int, sentence: str):
     bodies = Bodies()
-    with pytest.raises(BodyError, match=sentence) as refused:
+    with pytest.raises(BodyError, match=sentence, check=lambda error: error.status == status):
         await read(bodies, peer(), unpack=unpack)
-    assert refused.value.status == status
     assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
 
 
@@ -87,9 +86,8 @@ async def test_who_goes_away_in_the_middle_leaves_nothing():
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
     bodies = Bodies(read_s=0.01)
-    with pytest.raises(BodyError, match=r"did not arrive within 0\.01 s") as refused:
+    with pytest.raises(BodyError, match=r"did not arrive within 0\.01 s", check=lambda error: error.status == 408):
         await read(bodies, Peer().send(b"a", more=True))
-    assert refused.value.status == 408
 
 
 @pytest.mark.parametrize(
@@ -114,9 +112,8 @@ async def test_whole_bodies_are_worked_on_and_new_ones_refused(limits: dict[str,
     bodies = Bodies(**limits)
     with bodies.hold("ann") as held:
         await held.work_on(b"a" * 1400)
-        with pytest.raises(BodyError, match="try again") as refused:
+        with pytest.raises(BodyError, match="try again", check=lambda error: error.status == status):
             await read(bodies, Peer().send(b"a" * 200))
-        assert refused.value.status == status
     assert len(await read(bodies, Peer().send(b"a" * 200))) == 200
 
 

@@ -47,8 +47,7 @@ def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
     assert "the simulation ends 1 min 20 s from now: more would take too long" in told.lines
 
 
-def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
-    world = World(pools=["p"])
+def test_run_times_of_which_nothing_is_known_are_told_as_guesses(world: World) -> None:
     node = world.node("n", 4.0)
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
 
@@ -84,9 +83,8 @@ def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
 @pytest.mark.parametrize(
     ("cpu", "told"), [(1.0, "its first job starts after "), (9.0, "it does not start, even when all jobs have ended")]
 )
-def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: str) -> None:
+def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(world: World, cpu: float, told: str) -> None:
     """So many heartbeats come before the first update that nothing seems to be left to do."""
-    world = World(pools=["p"])
     world.add_nodes(100, 4.0)
     for number, node in enumerate(world.state.nodes.values()):
         node.last_seen = world.now - 2.9 * number / 100

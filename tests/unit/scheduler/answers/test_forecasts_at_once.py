@@ -8,8 +8,7 @@ from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.trial.forward import Pace
 
 
-async def test_simulations_at_once_agree_with_those_one_after_the_other() -> None:
-    world = World(pools=["p"])
+async def test_simulations_at_once_agree_with_those_one_after_the_other(world: World) -> None:
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
     question = Question((StartOperation(spec),), User("ann", admin=True))
 

@@ -68,8 +68,7 @@ def refuse(world: World, pool: str, cores: float, times: int = 1) -> None:
         note_refused(world.state, command, refused.value, world.now)
 
 
-def test_refused_starts_are_reported_while_cpu_is_idle_for_lack_of_work():
-    world = World()
+def test_refused_starts_are_reported_while_cpu_is_idle_for_lack_of_work(world):
     world.create_pool("lab", max_operation_count=2)
     world.create_pool("team", "lab")
     world.node("n0", 16.0)
@@ -146,8 +145,7 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
     assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is allocated to jobs"
 
 
-def test_used_cpu_is_the_nodes_word_and_what_reclaimed_cores_made_possible():
-    world = World(pools=["p"])
+def test_used_cpu_is_the_nodes_word_and_what_reclaimed_cores_made_possible(world):
     node = world.node("n0", 8.0)
     world.run("p", jobs=2, cpu=4.0)
     for job_id in list(node.jobs):
@@ -159,8 +157,7 @@ def test_used_cpu_is_the_nodes_word_and_what_reclaimed_cores_made_possible():
     assert (parts.capacity, parts.used, parts.reused, parts.unused) == (8.0, 1.0, 6.0, 1.0)
 
 
-def test_jobs_of_nobody_and_silent_nodes_are_no_idle_cpu():
-    world = World()
+def test_jobs_of_nobody_and_silent_nodes_are_no_idle_cpu(world):
     node = world.node("n0", 8.0)
     world.node("n1", 4.0)
     node.foreign.append(JobReport("x", "", cpu_limit=3.0, current_cpu_limit=3.0))
@@ -195,8 +192,7 @@ def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
     assert full.pool("lab").demand[1] == 8.0
 
 
-def test_a_pool_explains_why_its_guarantee_is_unused_without_starving():
-    world = World()
+def test_a_pool_explains_why_its_guarantee_is_unused_without_starving(world):
     world.create_pool("prod", strong_guarantee_resources={"cpu": 12.0}, max_running_operation_count=0)
     world.node("n0", 20.0)
     for _ in range(13):
@@ -209,8 +205,7 @@ def test_a_pool_explains_why_its_guarantee_is_unused_without_starving():
     assert describe_pool(world.pool("<Root>"), world.now) == ""
 
 
-def test_a_pool_that_starves_says_since_when():
-    world = World()
+def test_a_pool_that_starves_says_since_when(world):
     world.create_pool("prod", strong_guarantee_resources={"cpu": 8.0})
     world.create_pool("dev")
     world.node("n0", 8.0)
@@ -356,8 +351,7 @@ def test_the_why_of_refused_reclaimed_cpu_is_what_the_next_heartbeat_shows(picky
     assert told == then == ([("allow_reclaimed", 2.0)] if started == 4.0 else [])
 
 
-def test_an_advice_that_the_pools_own_options_refuse_changes_these_too():
-    world = World()
+def test_an_advice_that_the_pools_own_options_refuse_changes_these_too(world):
     world.create_pool("lab", max_running_operation_count=1, max_operation_count=9)
     world.node("n0", 8.0)
     for _ in range(4):

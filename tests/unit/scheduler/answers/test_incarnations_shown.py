@@ -27,8 +27,7 @@ def fail(world: World, node: str) -> str:
     return job
 
 
-def test_gang_3_jobs_and_events_have_what_yt_shows() -> None:
-    world = World()
+def test_gang_3_jobs_and_events_have_what_yt_shows(world: World) -> None:
     operation = run(world, size=1)
     first = world.record(operation).incarnation
     infos = [job_info(job, world.record(operation), "n") for job in world.jobs_of(operation)]
@@ -49,8 +48,7 @@ def test_gang_3_jobs_and_events_have_what_yt_shows() -> None:
     assert (world.state.gangs.started_count, world.state.gangs.switches) == (1, {"job_failed": 1})
 
 
-def test_gang_9_a_switch_after_a_restart_says_what_was_missing() -> None:
-    world = World()
+def test_gang_9_a_switch_after_a_restart_says_what_was_missing(world: World) -> None:
     operation = run(world)
     (job,) = world.nodes["n0"].jobs
     world.nodes["n0"].finish(job)
@@ -61,8 +59,7 @@ def test_gang_9_a_switch_after_a_restart_says_what_was_missing() -> None:
     assert event["incarnation_switch_info"] == {"expected_job_count": 2, "actual_job_count": 1, "task_name": "t"}
 
 
-def test_why_and_show_tell_of_an_operation_between_incarnations() -> None:
-    world = World()
+def test_why_and_show_tell_of_an_operation_between_incarnations(world: World) -> None:
     operation = run(world, jobs=3)
     world.nodes["n2"].keeps_stopping = True
     job = fail(world, "n0")

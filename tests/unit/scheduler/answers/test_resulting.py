@@ -45,8 +45,7 @@ def resulting(world: World, operation: str) -> dict[str, Any]:
     return resulting_specification(world.state.find_record(operation), world.state.operations.get(operation))
 
 
-def test_tasks_and_trees_have_their_defaults_filled_in():
-    world = World()
+def test_tasks_and_trees_have_their_defaults_filled_in(world):
     world.create_pool("a", fair_share_starvation_timeout=60_000)
     shown = resulting(world, world.start("a"))
     (task,) = shown["tasks"].values()

@@ -8,8 +8,7 @@ from cpumond.scheduler.answers.spans import Watched
 from cpumond.scheduler.settings.operations import AbortOperation
 
 
-def test_an_operation_that_never_started_has_no_later_phase() -> None:
-    world = World()
+def test_an_operation_that_never_started_has_no_later_phase(world: World) -> None:
     watched = Watched(world.state)
     operation = world.start(jobs=1, cpu=1)
     assert watched.look(world.now) == []
@@ -21,8 +20,7 @@ def test_an_operation_that_never_started_has_no_later_phase() -> None:
     assert watched.look(world.now) == []
 
 
-def test_one_that_begins_and_ends_between_two_looks_is_reported() -> None:
-    world = World()
+def test_one_that_begins_and_ends_between_two_looks_is_reported(world: World) -> None:
     world.do(AbortOperation(world.start(jobs=1, cpu=1)))
     watched = Watched(world.state)
     node = world.node("n1", cpu=2)

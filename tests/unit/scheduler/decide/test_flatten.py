@@ -46,8 +46,7 @@ def test_it_has_no_share_of_its_own(options: dict[str, Any], words: str) -> None
         world.set_pool("projects", **options)
 
 
-def test_guarantees_of_children_are_its_parents() -> None:
-    world = World()
+def test_guarantees_of_children_are_its_parents(world: World) -> None:
     world.create_pool("top", strong_guarantee_resources={"cpu": 60})
     world.create_pool("flat", "top", flatten=True)
     world.create_pool("a", "flat", strong_guarantee_resources={"cpu": 40})

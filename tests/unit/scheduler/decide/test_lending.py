@@ -56,8 +56,7 @@ def test_what_is_not_guaranteed_cannot_be_lent() -> None:
         world.create_pool("p", lending_limit={"cpu": 1})
 
 
-def test_what_a_pool_inside_keeps_is_part_of_what_is_kept_above_it() -> None:
-    world = World()
+def test_what_a_pool_inside_keeps_is_part_of_what_is_kept_above_it(world: World) -> None:
     world.create_pool("outer", strong_guarantee_resources={"cpu": 60}, lending_limit={"cpu": 0})
     world.create_pool("inner", "outer", strong_guarantee_resources={"cpu": 30}, lending_limit={"cpu": 0})
     world.create_pool("stranger")

@@ -112,9 +112,8 @@ def test_the_document_has_the_options_as_they_are():
         assert f"`{option.name}`" in text
 
 
-def test_trees_that_are_only_tried_are_left_out():
+def test_trees_that_are_only_tried_are_left_out(world):
     """10.3, TREE-2."""
-    world = World()
     world.create_tree("other", nodes_filter="x")
     spec = {"tasks": {"t": make_task()}, "tentative_pool_trees": ["other"]}
     spec["scheduling_options_per_pool_tree"] = {"other": {"weight": 2}}

@@ -126,8 +126,7 @@ def test_without_a_key_a_vault_is_refused():
     assert describe(world.state) == before
 
 
-def test_an_empty_vault_is_not_unrecognized_and_not_kept():
-    world = World()
+def test_an_empty_vault_is_not_unrecognized_and_not_kept(world):
     change = world.do(StartOperation({"tasks": {"t": {**ONE, "secure-vault": {}}}, "secure_vault": {}}))
     assert change.warnings == ()
     record = world.record(change.id)
@@ -185,8 +184,7 @@ def test_one_whose_operation_has_ended_is_erased_at_the_start():
     assert (world.state.vaults, [key for kind, key in world.stored if kind == "vault"]) == ({}, [])
 
 
-def test_a_vault_kept_by_an_earlier_version_is_removed_from_the_store():
-    world = World()
+def test_a_vault_kept_by_an_earlier_version_is_removed_from_the_store(world):
     operation = world.start("p")
     stored = msgspec.json.decode(world.stored["operation", operation])
     stored["spec"]["secure_vault"] = {KEY: SECRET}

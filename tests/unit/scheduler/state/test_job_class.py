@@ -51,8 +51,7 @@ def test_orders_that_meet_the_capacity_exactly_are_ordinary():
     assert classes(world, world.run(jobs=3, cpu=0.1)) == ["ordinary"] * 3
 
 
-def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
-    world = World()
+def test_what_jobs_of_others_ordered_counts_not_what_they_may_use(world):
     node = world.node("n", cpu=4.0)
     node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
     world.beat()
@@ -135,8 +134,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
     assert_consistent(world.state)
 
 
-def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node():
-    world = World()
+def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node(world):
     node = world.node("n", cpu=4.0)
     assert classes(world, world.run(jobs=2, require_reclaimed=True)) == ["reclaimed"] * 2
     assert all(job.order.reclaimed for job in node.jobs.values())
