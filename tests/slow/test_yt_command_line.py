@@ -301,13 +301,13 @@ def test_the_life_of_operations(world, yt, bindings, kind):
         track=("track-op", c),
         abort_again=("abort-op", d),
         result=("get-operation", d, "--attribute", "result"),
-        resume=("resume-op", b),
         hard=("suspend-op", a, "--abort-running-jobs"),
     )
     options = value_of(out["parameters"])["runtime_parameters"]["scheduling_options_per_pool_tree"]["default"]
     assert (options["pool"], options["weight"]) == (f"{kind}-to", 5.0)
     assert value_of(out["suspended"]) == {"suspended": True}
     assert "не нужна" in json.dumps(value_of(out["result"]), ensure_ascii=False)
+    yt(resume=("resume-op", b))
     node.beat_until(lambda: not node.jobs_of(a), "the jobs of what was suspended hard are stopped")
     assert not scheduler.get(f"operations/{b}")["suspended"]
 
