@@ -197,9 +197,7 @@ def _read_link(found: re.Match[str]) -> str:
 
 def describe(cause: object) -> str:
     """Return the short text of an error: the system's words for an OSError, otherwise the message."""
-    if isinstance(cause, OSError) and cause.errno is not None:
-        return os.strerror(cause.errno)
-    return str(cause)
+    return os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno is not None else str(cause)
 
 
 def from_os_error(error: OSError, doing: str, advice: str) -> CpumondError:

@@ -21,8 +21,7 @@ DURATION: Final = {"unit": "duration"}
 
 def stable_fraction(name: str) -> float:
     """Map ``name`` to a number in [0, 1): always the same for one name, evenly spread over names."""
-    digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=7).digest()
-    return int.from_bytes(digest) / 2**56
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=7).digest()) / 2**56
 
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|min|m|h|d|w)\s*", re.ASCII)

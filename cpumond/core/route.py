@@ -42,9 +42,7 @@ _UNSPECIFIED: Final = ("0.0.0.0", "::")  # noqa: S104 - refused, not listened on
 
 def backoff_s(failures: int, retry_max_s: float, rng: random.Random) -> float:
     """Return the seconds to wait after ``failures`` (>= 0) failures in a row, in [0, retry_max_s]; 0 after none."""
-    if failures == 0:
-        return 0.0
-    return rng.uniform(0.0, min(retry_max_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 30)))
+    return rng.uniform(0.0, min(retry_max_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 30))) if failures else 0.0
 
 
 def standby_period_s(heartbeat_period_s: float) -> float:
@@ -152,9 +150,7 @@ class Route:
 
     def _move(self, now_s: float, named: str | None = None) -> float:
         """Move to the address that may be asked first; if several may be asked now, prefer ``named``."""
-        self.current = min(
-            self._states, key=lambda address: (max(self._states[address].due_s, now_s), address != named)
-        )
+        self.current = min(self._states, key=lambda each: (max(self._states[each].due_s, now_s), each != named))
         return max(self._states[self.current].due_s - now_s, 0.0)
 
     def _find(self, leader: str | None) -> str | None:

@@ -140,7 +140,6 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 @lru_cache(1024)
-@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach ``host``: a loopback address without brackets, or "localhost"."""
     try:

@@ -22,8 +22,7 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
         text = f"{key}: {ca_file} holds no certificate in PEM; give the certificate that signed the server's"
         raise ConfigError(text) from None
     except (OSError, ValueError) as error:
-        text = describe(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{key}: {ca_file} cannot be read: {text}") from None
+        raise ConfigError(f"{key}: {ca_file} cannot be read: {describe(error)}") from None
 
 
 def describe_tls_error(error: BaseException, advice: str) -> str:

@@ -181,8 +181,7 @@ def _find_remedy(line: str, what: str) -> str:
         return _advise("the values are true and false, in lower case", f"{key} = {right}")
     if re.fullmatch(UNIT, value):
         return _advise("a value with a unit needs quotes", f'{key} = "{value}"')
-    is_text = re.fullmatch(r"""[^]["'{}=,]+""", value)
-    return _advise("a text needs quotes", _pair(key, value)) if is_text else ""
+    return _advise("a text needs quotes", _pair(key, value)) if re.fullmatch(r"""[^]["'{}=,]+""", value) else ""
 
 
 def _pair(key: str, value: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import itertools
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,7 +12,6 @@ from typing import Final
 
 LAST_DAY = 253_402_128_000.0
 """A day of the year 9999. Times that stand for "for ever" may be later, but ``datetime`` has no such dates."""
-
 
 GIB: Final = 2.0**30
 
@@ -129,13 +129,6 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def _count_ends(one: str, other: str) -> int:
     """Count the characters that two names share at both ends, minus the difference of their lengths."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    for a, b in zip(reversed(one), reversed(other), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count - abs(len(one) - len(other))
+    ends = (zip(one, other, strict=False), zip(reversed(one), reversed(other), strict=False))
+    alike = sum(1 for pairs in ends for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return alike - abs(len(one) - len(other))

@@ -180,8 +180,7 @@ def _describe_doubts(held: int, rows: int, reports_throttling: bool, end_s: floa
     if held:
         first = (
             f"A recorded trace is not demand: in {held} of {rows} row{'s' * (rows > 1)} the job was throttled, and "
-            "its demand then is unknown: between the recorded usage and the full request in "
-            "these rows."
+            "its demand then is unknown: between the recorded usage and the full request in these rows."
         )
     elif reports_throttling:
         first = "A recorded trace is not demand; no row was throttled, so the usage in each row is the demand."

@@ -409,8 +409,8 @@ def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) ->
     if resolution_s > FINE_S:
         level = min(level, 1 if resolution_s <= COARSE_S else 0)
     whole_s = watched_s + missing_s
-    if missing_s > 0.0:
-        reasons.append(f"{missing_s / whole_s:.0%} of the time is missing" if missing_s > whole_s * 0.005 else "")
-        if missing_s > MAX_MISSING * whole_s:
-            level = 0
-    return CONFIDENCES[level], [each for each in reasons if each]
+    if missing_s > whole_s * 0.005:
+        reasons.append(f"{missing_s / whole_s:.0%} of the time is missing")
+    if missing_s > whole_s * MAX_MISSING:
+        level = 0
+    return CONFIDENCES[level], reasons

@@ -118,21 +118,18 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
 
     def __post_init__(self) -> None:
-        defaults = RULE_DEFAULTS[self.limit_rule]
-        if self.throttle_poll_s is None:
+        rule = RULE_DEFAULTS[self.limit_rule]
+        defaults = {
             # A guarantee does not limit the job's usage: usage above the guarantee can wait for the next check.
-            poll_s = 0.0 if self.actuator == "guarantee" else defaults.throttle_poll_s
-            msgspec.structs.force_setattr(self, "throttle_poll_s", poll_s)
-        if self.burst_ratio is None:
-            msgspec.structs.force_setattr(self, "burst_ratio", defaults.burst_ratio)
-        if self.early_restore is None:
-            msgspec.structs.force_setattr(self, "early_restore", defaults.early_restore)
-        if self.pressure_restore_ratio is None:
-            ratio = defaults.weight_pressure_ratio if self.actuator == "weight" else 0.0
-            msgspec.structs.force_setattr(self, "pressure_restore_ratio", ratio)
-        if self.use_restore_ratio is None:
-            ratio = 0.0 if self.is_ceiling else defaults.use_restore_ratio
-            msgspec.structs.force_setattr(self, "use_restore_ratio", ratio)
+            "throttle_poll_s": 0.0 if self.actuator == "guarantee" else rule.throttle_poll_s,
+            "burst_ratio": rule.burst_ratio,
+            "early_restore": rule.early_restore,
+            "pressure_restore_ratio": rule.weight_pressure_ratio if self.actuator == "weight" else 0.0,
+            "use_restore_ratio": 0.0 if self.is_ceiling else rule.use_restore_ratio,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, value)
 
     @property
     def is_ceiling(self) -> bool:
@@ -172,8 +169,8 @@ def check_together(settings: MonitorSettings, where: str) -> None:
     if settings.relative_lower_bound > settings.relative_upper_bound:
         raise ConfigError(
             f"{where}: relative_lower_bound = {settings.relative_lower_bound:g} is above "
-            f"relative_upper_bound = {settings.relative_upper_bound:g}; "
-            f"allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
+            f"relative_upper_bound = {settings.relative_upper_bound:g}; allowed: 0 <= relative_lower_bound <= "
+            "relative_upper_bound <= 1"
         )
     if 0.0 < (settings.throttle_poll_s or 0.0) < MIN_POLL_S:
         raise ConfigError(
@@ -245,10 +242,7 @@ def least_active(a: Mode, b: Mode) -> Mode:
 
 def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge options of several layers in the order node, source, operation, job. Later layers override earlier ones."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged.update(layer)
-    return merged
+    return {name: value for layer in layers for name, value in layer.items()}
 
 
 class CpuReading(msgspec.Struct, frozen=True, gc=False):
@@ -364,13 +358,11 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         return self.new_cores != self.old_cores
 
 
-def start_state(
-    hard_cores: float, started_at_s: float, limit_cores: float | None = None, hold_until_s: float = -math.inf
-) -> JobState:
+def start_state(hard_cores: float, started_at_s: float, limit_cores: float | None = None) -> JobState:
     """Return the state of a job before its first check (1.2). The limit is ``hard_cores`` or, for an adopted job,
     ``limit_cores``.
 
     The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``), so
     that a restart of the agent does not change a suitable limit."""
     limit_cores = hard_cores if limit_cores is None else min(limit_cores, hard_cores)
-    return JobState(hard_cores, limit_cores, limit_cores, started_at_s, hold_until_s=hold_until_s)
+    return JobState(hard_cores, limit_cores, limit_cores, started_at_s)

@@ -219,11 +219,8 @@ def _held_s(
         return state.cfs_period_s if pressed or is_above else 0.0
     if not state.is_written:
         return min(s.poll_s or interval_s, interval_s) if usage_cores > state.limit_cores else 0.0
-    return (
-        state.cfs_period_s * (reading.nr_throttled - seen.nr_throttled)
-        if reading.nr_throttled > seen.nr_throttled
-        else 0.0
-    )
+    periods = reading.nr_throttled - seen.nr_throttled
+    return state.cfs_period_s * periods if periods > 0 else 0.0
 
 
 def _adjust_caution(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:

@@ -192,9 +192,7 @@ def count_ytsaurus_votes(
 def compute_vote(relative: float, s: MonitorSettings) -> int:
     """Vote by 1.3 point 6: -1 if strictly below ``relative_lower_bound``, +1 if strictly above
     ``relative_upper_bound``, else 0."""
-    if relative < s.relative_lower_bound:
-        return -1
-    return 1 if relative > s.relative_upper_bound else 0
+    return -1 if relative < s.relative_lower_bound else 1 if relative > s.relative_upper_bound else 0
 
 
 def decide(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from random import Random
 from typing import Final, NamedTuple
 
@@ -52,20 +52,16 @@ def _idle(rng: Random, order: float, _: float) -> Iterator[float]:
 
 def _diurnal(rng: Random, order: float, _: float) -> Iterator[float]:
     slow = _wander(rng, 5.0)
-    number = 0
-    while True:
+    for number in count():
         of_day = number * PERIOD_S / DAY_S
         mean = 0.48 - 0.42 * math.cos(2.0 * math.pi * of_day)
         yield order * mean * (1.0 + 0.06 * next(slow) + 0.02 * rng.gauss(0.0, 1.0))
-        number += 1
 
 
 def _ramp(rng: Random, order: float, duration_s: float) -> Iterator[float]:
-    number = 0
-    while True:
+    for number in count():
         share = 0.05 + 0.9 * min(number * PERIOD_S / duration_s, 1.0)
         yield order * share * rng.gauss(1.0, 0.02)
-        number += 1
 
 
 def _bursts(rng: Random, order: float, _: float) -> Iterator[float]:
@@ -81,12 +77,10 @@ def _timer(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _cron(rng: Random, order: float, _: float) -> Iterator[float]:
-    minute = 0
-    while True:
+    for minute in count():
         share, busy_s = (0.7, 20.0) if minute % 15 == 7 else (0.25, rng.uniform(3.0, 6.0))
         yield from _level(rng, share * order, busy_s, 0.05)
         yield from _level(rng, 0.012 * order, 60.0 - busy_s, 0.2)
-        minute += 1
 
 
 def _web(rng: Random, order: float, _: float) -> Iterator[float]:
@@ -118,9 +112,9 @@ def _batch(rng: Random, order: float, _: float) -> Iterator[float]:
 
 def _jvm(rng: Random, order: float, _: float) -> Iterator[float]:
     slow = _wander(rng, 30.0)
-    number = pause = 0
+    pause = 0
     until_pause = rng.expovariate(1 / 25.0) * PER_SECOND
-    while True:
+    for number in count():
         warming = 0.6 * math.exp(-number * PERIOD_S / 300.0)
         share = 0.16 + 0.05 * next(slow) + 0.02 * rng.gauss(0.0, 1.0) + warming
         if number >= until_pause:
@@ -128,7 +122,6 @@ def _jvm(rng: Random, order: float, _: float) -> Iterator[float]:
             until_pause = number + pause + rng.expovariate(1 / 25.0) * PER_SECOND
         yield order * (0.95 if pause > 0 else share)
         pause -= 1
-        number += 1
 
 
 def _map_reduce(rng: Random, order: float, _: float) -> Iterator[float]:
@@ -157,14 +150,12 @@ def _build(rng: Random, order: float, _: float) -> Iterator[float]:
 def _database(rng: Random, order: float, _: float) -> Iterator[float]:
     slow = _wander(rng, 120.0)
     queries: list[int] = []  # remaining periods of each large query
-    number = 0
-    while True:
+    for number in count():
         if rng.random() < PERIOD_S / 10.0:
             queries.append(min(round(3 * rng.paretovariate(1.3)), 200))
         vacuum = 0.2 if number % 3000 >= 2400 else 0.0
         yield order * (0.13 + 0.03 * next(slow) + 0.012 * rng.gauss(0.0, 1.0) + vacuum + 0.25 * len(queries))
         queries = [left - 1 for left in queries if left > 1]
-        number += 1
 
 
 def _level(rng: Random, cores: float, seconds: float, noise: float) -> Iterator[float]:

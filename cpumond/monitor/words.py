@@ -126,26 +126,23 @@ def describe_next(
     peak = find_peak(state, s) * 2.0 ** (-s.check_period_s / half_life_s)
     target = find_target(peak, hard, s)
     if target > limit and not _alike(limit, target):
-        step = (
-            f"would raise it, but {_why_not_raised(s)}"
-            if s.direction == "down-only"
-            else f"raise it to {format_cores(target)}{unwritten}"
-        )
+        text = f"raise it to {format_cores(target)}{unwritten}"
+        if s.direction == "down-only":
+            text = f"would raise it, but {_why_not_raised(s)}"
     elif limit <= floor or _alike(limit, floor):
-        step = f"hold: it is at its floor ({_describe_floor(s, hard)})"
+        text = f"hold: it is at its floor ({_describe_floor(s, hard)})"
     elif target > limit * (1.0 - STEP):
-        step = "hold: cuts of less than 5 % are not written"
+        text = "hold: cuts of less than 5 % are not written"
         if s.direction != "up-only" and floor <= limit * (1.0 - STEP) and peak > 0.0:
             wait_s = half_life_s * math.log2(peak * (1.0 + s.reserve_ratio) / (limit * (1.0 - STEP)))
-            step += f", a cut is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
+            text += f", a cut is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
     elif s.direction == "up-only" or now_s + s.check_period_s <= find_not_lowered_until_s(state, s):
-        step = f"hold: {_why_not_lowered(state, s, now_s)}"
+        text = f"hold: {_why_not_lowered(state, s, now_s)}"
     elif (left_s := state.no_cut_until_s - now_s) > s.check_period_s:
         bound = _find_bound(notes) or "held where it is by a bound"
-        step = f"hold: it is {bound}; a cut is tried again in {format_span(left_s)}"
+        text = f"hold: it is {bound}; a cut is tried again in {format_span(left_s)}"
     else:
-        step = f"lower it to {format_cores(target)}{unwritten}"
-    text = step
+        text = f"lower it to {format_cores(target)}{unwritten}"
     if limit >= hard:
         return text
     if s.direction != "down-only":

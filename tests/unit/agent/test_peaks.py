@@ -324,7 +324,8 @@ def follow(state: JobState, taken: list[tuple[float, int, float]]) -> list[JobSt
 
 def forget(state: JobState) -> JobState:
     """What the next agent knows of a job whose limit it adopts, without the file."""
-    fresh = start_state(state.hard_cores, state.started_at_s, state.limit_cores, state.hold_until_s)
+    fresh = start_state(state.hard_cores, state.started_at_s, state.limit_cores)
+    fresh = msgspec.structs.replace(fresh, hold_until_s=state.hold_until_s)
     return rebase(fresh, state.base)
 
 
