@@ -89,7 +89,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip
-"""Sockets of the container runtimes below a kubelet, which can be asked instead of the kubelet."""
+"""Sockets of the container runtimes below a kubelet, which list its containers without a token."""
 
 
 class JobsSeen(msgspec.Struct, frozen=True):
@@ -183,9 +183,9 @@ def see_engines(
     for kind in ENGINES:
         source = msgspec.convert({"kind": kind}, Source)
         if kind not in named and _may_be_here(source, hierarchies.cpu_root, running):
-            looked_at.append(
-                msgspec.structs.replace(source, socket=_find_runtime()) if kind == "kubernetes" else source
-            )
+            if kind == "kubernetes":
+                source = msgspec.structs.replace(source, socket=next(filter(os.path.exists, CRI_SOCKETS), ""))
+            looked_at.append(source)
     views = ask_once(looked_at, hierarchies, config.node_id, ASK_S)
     found = list_jobs(looked_at, [], hierarchies.cpu_root, views).jobs
     seen = []
@@ -205,11 +205,6 @@ def see_engines(
 
 def collect_views(seen: Iterable[EngineSeen]) -> dict[Key, EngineView]:
     return {(each.kind, socket): view for each in seen for socket, view in each.views.items()}
-
-
-def _find_runtime() -> str:
-    """The socket that lists a node's containers without a token; "" if there is none, and its kubelet must be asked."""
-    return next((socket for socket in CRI_SOCKETS if os.path.exists(socket)), "")
 
 
 def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
@@ -293,11 +288,8 @@ def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
         yield from ((note, "see the engine's own log") for note in view.notes)
     if seen.jobs.unnamed and is_up and seen.is_configured:
         text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not know{format_some(seen.jobs.unnamed)}"
-        advice = (
-            f"does a second {seen.facts.daemon} own them? Add a source with its `socket`; until then they stay in "
-            "shadow mode"
-        )
-        yield text, advice
+        advice = f"does a second {seen.facts.daemon} own them? Add a source with its `socket`"
+        yield text, f"{advice}; until then they stay in shadow mode"
 
 
 def format_some(names: Iterable[str]) -> str:
@@ -320,12 +312,9 @@ def find_closed(socket: str) -> str:
             return ""
         if not os.access(place, os.W_OK if end == len(parts) else os.X_OK, effective_ids=True):
             owner = f"{_name(pwd.getpwuid, found.st_uid)}:{_name(grp.getgrgid, found.st_gid)}"
-            return f"{_name_account()} may not open {place} (of {owner}, mode {stat.S_IMODE(found.st_mode):04o})"
+            account = _name(pwd.getpwuid, os.geteuid())
+            return f"{account} may not open {place} (of {owner}, mode {stat.S_IMODE(found.st_mode):04o})"
     return ""
-
-
-def _name_account() -> str:
-    return _name(pwd.getpwuid, os.geteuid())
 
 
 def _name(look_up: Callable[[int], Any], number: int) -> str:

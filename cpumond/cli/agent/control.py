@@ -78,8 +78,7 @@ def job_add_command(
     The job is kept when the agent restarts. If its id was added before, its settings are replaced."""
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
-    content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
-    job = client.fetch(content, AddedJob)
+    job = client.fetch(client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer}), AddedJob)
     hint = "; its limit is not changed; --mode reclaim changes that" if is_only_watched(job) else ""
     print_text(
         f"job {escape(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} requested, "
@@ -97,8 +96,7 @@ def job_remove_command(client: AgentClient, job: str) -> None:
     """Stop managing JOB and restore the cgroup's original limit.
 
     JOB must be an id that was added with `cpumond job add`; jobs of the configuration's sources stay."""
-    content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
-    client.fetch(content, dict[str, object])
+    client.fetch(client.request("DELETE", f"/v1/registered/{quote_name(job)}"), dict[str, object])
     print_text(
         f"job {escape(job)} is removed; its cgroup has its original limit again, unless a source of the "
         "configuration also finds it"
@@ -138,8 +136,7 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
 @json_option
 def unpin_command(client: AgentClient, job: str) -> None:
     """Return JOB to the monitor when it is pinned, contested, or overridden by another program's write."""
-    content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
-    answer = client.fetch(content, JobAnswer)
+    answer = client.fetch(client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin"), JobAnswer)
     print_text(
         f"job {escape(answer.job_id)} is managed by the monitor again (mode {answer.mode}); "
         f"its limit is {count_cores(answer.current_cpu_limit)}"

@@ -8,6 +8,7 @@ import math
 import statistics
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Final, Literal
 
 import msgspec
@@ -171,11 +172,8 @@ class Prometheus:
             answer, problem = _Answer("error"), str(error)
         said = f": {self._sanitize(answer.error)}" if answer.error else ""
         if status in (401, 403):
-            have = (
-                "refuses the token of --token-file"
-                if self._token
-                else "requires a token; give it one with --token-file"
-            )
+            needs = "requires a token; give it one with --token-file"
+            have = "refuses the token of --token-file" if self._token else needs
             raise AccessError(f"{self.url}: {have} (HTTP status {status}{said})")
         if status == 404 or 300 <= status < 400:
             raise UnavailableError(
@@ -354,7 +352,9 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
     histories = []
     for place, workload in chosen.items():
         quota, period = quotas.get(place, {}), periods.get(place, {})
-        limits = Samples(_list_changes((at, q / (period.get(at) or 100_000.0)) for at, q in quota.items() if q > 0.0))
+        cores_at = ((at, q / (period.get(at) or 100_000.0)) for at, q in quota.items() if q > 0.0)
+        # Of equal values one after another, only the first is kept.
+        limits = Samples(next(equal) for _, equal in itertools.groupby(cores_at, itemgetter(1)))
         host_cores = cores.get(place[0], {})
         is_limited = True if limits else False if host_cores else None
         histories.append(
@@ -371,14 +371,6 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
         )
     notes.append("a limit that cpumond or another program had lowered looks like the request")
     return histories
-
-
-def _list_changes(samples: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    last: float | None = None
-    for at_s, value in samples:
-        if value != last:
-            yield at_s, value
-        last = value
 
 
 def _identify(labels: Labels, clusters: tuple[str, ...]) -> tuple[str, str]:
@@ -528,9 +520,5 @@ def _fill_forward(series: Series, times: list[float]) -> list[float | None]:
     """Return the last known value at each time; for times before the first known value, the first one."""
     if not series:
         return [None] * len(times)
-    last: float | None = series[min(series)]
-    held: list[float | None] = []
-    for at_s in times:
-        last = series.get(at_s, last)
-        held.append(last)
-    return held
+    last = series[min(series)]
+    return [last := series.get(at_s, last) for at_s in times]

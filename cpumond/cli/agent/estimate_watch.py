@@ -276,20 +276,13 @@ class HostWatch:
             raise UnavailableError("stopped before the second sample, so there are no findings yet; let it run longer")
         place = f"this host{f' below {escape(self.root)}' if self.root else ''}"
         length_s = self.end_s - self.begin_s
-        accounted = sum(isinstance(each.cgroup, AccountedCgroup) for each in self._followed.values())
-        notes = []
-        if accounted:
-            notes.append(
-                f"{count(accounted, 'workload is', 'workloads are')} only in the cpuacct hierarchy: usage is counted, "
-                "but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
-            )
         named_notes = [f"left out {escape(path)}: {why}" for path, why in sorted(self.problems.items())]
         vital = find_vital(self.hierarchies.cpu_root)
         left_out = sorted(filter(self._is_below_root, vital))
         named_notes += [f"left out {escape(path)}: {vital[path]}" for path in left_out]
         return Findings(
             "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
-            self.timeline, [*self._list_notes(length_s), *notes], named_notes,
+            self.timeline, self._list_notes(length_s), named_notes,
         )  # fmt: skip
 
     def _list_notes(self, length_s: float) -> list[str]:
@@ -303,6 +296,12 @@ class HostWatch:
             notes.append("an agent of cpumond runs on this host: a limit that it lowered looks like the request")
         if self._over:
             notes.append("some workloads ended; their usage after the last sample is not counted")
+        accounted = sum(isinstance(each.cgroup, AccountedCgroup) for each in self._followed.values())
+        if accounted:
+            notes.append(
+                f"{count(accounted, 'workload is', 'workloads are')} only in the cpuacct hierarchy: usage is counted, "
+                "but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
+            )
         return notes
 
     def close(self) -> None:

@@ -175,17 +175,15 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
         # The lines about the engine show these workloads, even if the cgroups of workload and job differ.
         return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
-    found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]
-    found = [each for each in found if each.path.isprintable()]
+    workloads = find_workloads([hierarchies.cpu_root], "")
+    found = [each for each in workloads if each.path.isprintable() and not is_engines(each)]
     sketches = list_sources(found, lambda path: list_leaves(hierarchies.cpu_root, path))
     of_system = sorted({path for sketch in sketches if sketch.keep_shadow for path in sketch.paths})
     rest = sorted({path for sketch in sketches if not sketch.keep_shadow for path in sketch.paths} - set(of_system))
     said = []
     if of_system:
-        said.append(
-            f"{count(len(of_system), 'service')} and sessions of the system{format_some(map(_last, of_system))}: left "
-            "alone"
-        )
+        names = format_some(path.rpartition("/")[2] for path in of_system)
+        said.append(f"{count(len(of_system), 'service')} and sessions of the system{names}: left alone")
     if rest:
         said.append(
             f"{count(len(rest), 'other workload')}{format_some(rest)}: left alone; `cpumond estimate --write FILE` "
@@ -194,16 +192,9 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     return said
 
 
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def draw_findings(plan: InitPlan) -> Iterator[str]:
-    yield (
-        "Found on this host:"
-        if plan.engines
-        else ("No job engine was found on this host (Docker, Podman, Slurm, Kubernetes).")
-    )
+    nothing = "No job engine was found on this host (Docker, Podman, Slurm, Kubernetes)."
+    yield "Found on this host:" if plan.engines else nothing
     for seen in plan.engines:
         yield f"  {seen.headline}{'' if seen.is_here else ': not on this host now'}"
         yield from (f"    {sentence}" for sentence in describe_fates(seen.kind, seen.jobs))

@@ -30,8 +30,6 @@ WIDTH: Final = 78
 OPTIONS: Final[Mapping[str, str | float]] = {"actuator": "guarantee", "limit_rule": "peak", "min_cpu_limit": 0.1}
 """Options of ``job-cpu-monitor`` in a new source, in the order of the file."""
 
-State = Literal["new", "changed", "same", "foreign"]
-
 
 class Planned(msgspec.Struct, frozen=True):
     """One file: its path, its new text, and the state of the existing one.
@@ -41,7 +39,7 @@ class Planned(msgspec.Struct, frozen=True):
 
     path: str
     text: str
-    state: State
+    state: Literal["new", "changed", "same", "foreign"]
 
     @property
     def is_due(self) -> bool:

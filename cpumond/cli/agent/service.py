@@ -127,8 +127,6 @@ def _describe_roots(config: AgentConfig) -> str:
         return f"in {', '.join(root or '/' for root in others)} only (managed_roots)"
     said = [f"of jobs of {' and '.join(engines)}, wherever they are"] if engines else []
     said += [f"in {root}" for root in others]
-    return (
-        f"{' and '.join(said)}, nowhere else: managed_roots is empty"
-        if said
-        else ("nowhere: managed_roots is empty, so no cgroup will ever be written")
-    )
+    if not said:
+        return "nowhere: managed_roots is empty, so no cgroup will ever be written"
+    return f"{' and '.join(said)}, nowhere else: managed_roots is empty"

@@ -159,15 +159,10 @@ def simulate_command(
         title = format_source(trace)
         demand = read_demand(read_lines(trace), title, cpu_limit, PERIOD_S, duration_s)
     jobs = ReclaimedJobs(length_s=length_s, wait_s=wait_s)
-    works = [demand.work_cpu_s] + ([demand.at_order_cpu_s] if demand.at_order_cpu_s is not None else [])
-    results: list[list[SimulationResult]] = []
+    works = [work for work in (demand.work_cpu_s, demand.at_order_cpu_s) if work is not None]
     with _draw_progress(sum(map(len, works)) * len(settings)) as advance:
-        for work in works:
-            results.append([])
-            for s in settings:
-                results[-1].append(
-                    simulate(work, cpu_limit, s, is_program=is_program, reclaimed_jobs=jobs, on_progress=advance)
-                )
+        run = functools.partial(simulate, is_program=is_program, reclaimed_jobs=jobs, on_progress=advance)
+        results = [[run(work, cpu_limit, each) for each in settings] for work in works]
     if as_json:
         for note in demand.notes:
             click.echo(f"cpumond: note: {note}", err=True)

@@ -120,9 +120,7 @@ def find_unit_reach(socket: str, properties: Mapping[str, str]) -> Reach | None:
         for name in _list_paths(properties.get(key, ""))
         if _is_below(place, name) and not any(_is_below(other, name) for other in hidden)
     ]
-    if hidden:
-        return "" if opened else "hidden"
-    return ""
+    return "hidden" if hidden and not opened else ""
 
 
 def _list_paths(text: str) -> list[str]:

@@ -121,13 +121,9 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
     import psutil
 
     if seen.pid is not None:
-        try:
-            soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
-        except (psutil.Error, OSError):
-            # Only root and the agent's own user may read the agent's limit; this shell's limit is shown instead.
-            pass
-        else:
-            return soft, hard, "the agent"
+        # Only root and the agent's own user may read the agent's limit; otherwise this shell's limit is shown.
+        with contextlib.suppress(psutil.Error, OSError):
+            return *psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE), "the agent"
     return *resource.getrlimit(resource.RLIMIT_NOFILE), "this shell"
 
 
@@ -172,14 +168,9 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
     import psutil
 
     if seen.pid is not None:
-        try:
+        with contextlib.suppress(psutil.Error):  # the process may have ended in the meantime
             process = psutil.Process(seen.pid)
-            account, uid = process.username(), process.uids().effective
-        except psutil.Error:
-            # The process has ended in the meantime.
-            pass
-        else:
-            return account, uid == 0
+            return process.username(), process.uids().effective == 0
     name = _read_property("cpumond.service", "User")
     return (name, name == "root") if name else (find_user(), os.geteuid() == 0)
 
@@ -249,16 +240,9 @@ def see_bus(seen: AgentSeen) -> BusSeen:
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
     has_polkit = os.path.exists(POLKIT_SERVICE)
-    return BusSeen(
-        account,
-        is_root,
-        importlib.util.find_spec("dbus_fast") is not None,
-        any(map(os.path.exists, BUS_SOCKETS)),
-        has_polkit,
-        rules,
-        hidden,
-        find_polkit_problem() if has_polkit else "",
-    )
+    has_library, has_bus = importlib.util.find_spec("dbus_fast") is not None, any(map(os.path.exists, BUS_SOCKETS))
+    problem = find_polkit_problem() if has_polkit else ""
+    return BusSeen(account, is_root, has_library, has_bus, has_polkit, rules, hidden, problem)
 
 
 def try_connect(host: str, port: int) -> str:
@@ -330,12 +314,10 @@ def read_line(path: str) -> str | None:
 
 def is_delegated(directory: str) -> bool:
     for name in ("user.delegate", "trusted.delegate"):
-        try:
+        # OSError: the directory is not marked, or attributes are not supported or not readable by this user.
+        with contextlib.suppress(OSError):
             if os.getxattr(directory, name) == b"1":
                 return True
-        except OSError:
-            # The directory is not marked, or attributes are not supported or not readable by this user.
-            continue
     return False
 
 

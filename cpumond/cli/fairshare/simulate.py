@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final
 
 import click
 import msgspec
 
 from cpumond.cli.fairshare.input import InputReader, UpdateForm
 from cpumond.cli.options import DurationType, open_input
+from cpumond.cli.output import error_width, is_terminal
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.fair_share import render_html
 from cpumond.cli.replacement import Replacement
@@ -117,11 +118,10 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
     # Errors in the guarantees of a tree do not depend on the demand, so they are reported once.
     for error in fair_share_update(scenario.snapshot, 0.0, None).errors:
         click.echo(f"cpumond: warning: {error.message} (code {error.code})", err=True)
-    is_terminal = _is_terminal(sys.stdout)
     rows = simulate(scenario, until_s, step_s)
-    if not is_terminal and _is_terminal(sys.stderr):
+    if not is_terminal() and error_width() is not None:
         rows = _draw_progress(rows, until_s)
-    if not is_terminal or html_path is None:
+    if not is_terminal() or html_path is None:
         rows = print_rows(rows, every_s)
     if html_path is None:
         for _ in rows:
@@ -233,10 +233,8 @@ def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
 
 def _parse_seconds(value: float | str, where: str) -> float:
     """Parse a duration: a text with a unit or, as in the JSON of a tree, a number of seconds."""
-    try:
+    with contextlib.suppress(ValueError):
         return float(value)
-    except ValueError:
-        pass
     try:
         return parse_duration_s(value)
     except ValueError as error:
@@ -255,10 +253,6 @@ def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[Simula
         if row.time_s == printed_s:
             click.echo(escape_json(msgspec.json.encode(row)))
         yield row
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
 
 
 def _draw_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:

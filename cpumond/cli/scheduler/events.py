@@ -128,20 +128,17 @@ EVENTS: Final[tuple[Column[EventView | AuditView], ...]] = (
 def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
     if client.as_json:
         _print_for_programs(events, is_first)
-        return
-    if not events:
-        if is_first:
-            print_text("no event matches")
-        return
-    print_items(EVENTS if is_first else without_names(EVENTS), events)
-    sys.stdout.flush()
+    elif events:
+        print_items(EVENTS if is_first else without_names(EVENTS), events)
+        sys.stdout.flush()
+    elif is_first:
+        print_text("no event matches")
 
 
 def _print_for_programs(events: list[Any], is_first: bool) -> None:
     """Print a line for each event: JSON, or CSV, whose header does not depend on the events."""
     if chosen_output() == "csv":
-        kind = type(events[0]) if events else EventView
-        names = kind.__struct_fields__
+        names = (type(events[0]) if events else EventView).__struct_fields__
         rows = [{name: _as_cell(getattr(event, name)) for name in names} for event in events]
         print_csv(rows, names, with_header=is_first)
         return

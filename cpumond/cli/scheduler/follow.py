@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -129,11 +129,8 @@ class Follower:
         try:
             self.details = self.client.get(operation_path(self.operation), OperationDetails)
             jobs = self._list_jobs()
-        except UnavailableError as error:
-            self._bear(error)
-            return
-        except SchedulerRefusedError as error:
-            if error.status < 500 and error.status != 429:
+        except (UnavailableError, SchedulerRefusedError) as error:
+            if isinstance(error, SchedulerRefusedError) and error.status < 500 and error.status != 429:
                 raise
             self._bear(error)
             return
@@ -260,10 +257,9 @@ def _read_place(headers: Mapping[str, str], size: int) -> tuple[int, int]:
 
 def follow_log(client: SchedulerClient, operation: str, job: str | None, stream: LogStream, tail_bytes: int) -> None:
     """Write the output of one job, or of each job of an operation, until the end. Raises CpumondError."""
-    jobs: Iterable[str] | None = None if job is None else (job,)
     follower = Follower(
         client, operation, (stream,), lambda _, content: write_output(content), print_aside,
-        None if jobs is None else tuple(jobs), tail_bytes,
+        None if job is None else (job,), tail_bytes,
     )  # fmt: skip
     while not follower.step():
         time.sleep(0.05)

@@ -159,10 +159,8 @@ class SchedulerClient:
             else:
                 if answer.is_success:
                     return answer.content, answer.headers
-                leader, refusal = (
-                    answer.headers.get(LEADER_HEADER),
-                    _read_refusal(url, answer.status_code, answer.content),
-                )
+                leader = answer.headers.get(LEADER_HEADER)
+                refusal = _read_refusal(url, answer.status_code, answer.content)
                 is_safe = method == "GET" or was_not_done(str(refusal))
                 stands_by = is_standby(answer.status_code, leader, str(refusal)) or str(refusal) == LOST_LEAD
                 if not is_safe or not stands_by:

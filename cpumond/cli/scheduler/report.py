@@ -335,9 +335,9 @@ def _draw_users(tree: ReportTree, top: int, width: int | None, colour: bool) -> 
         return [grid.fold(NO_USERS, width)]
     table = [_draw(USER_COLUMNS, [*itertools.islice(list_users(tree), top)], width, colour)] if top else []
     more = len(tree.users) - top
-    return (
-        [*table, f"{count(more, 'more user')} with smaller requests: --top shows more of them"] if more > 0 else table
-    )
+    if more > 0:
+        table.append(f"{count(more, 'more user')} with smaller requests: --top shows more of them")
+    return table
 
 
 def _draw(columns: Sequence[grid.Column[Line]], lines: Sequence[Line], width: int | None, colour: bool) -> str:

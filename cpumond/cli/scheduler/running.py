@@ -216,11 +216,9 @@ class WaitedList(msgspec.Struct, frozen=True):
 )  # fmt: skip
 @scheduler_options
 def wait_command(
-    client: SchedulerClient,
-    operations: tuple[str, ...],
-    timeout_s: float | None,
+    client: SchedulerClient, operations: tuple[str, ...], timeout_s: float | None,
     wanted: Literal["running", "finished"],
-) -> None:
+) -> None:  # fmt: skip
     """Wait until operations have ended, or are running.
 
     Exit code: 0 when all have completed (or run), 1 when one failed, 2 when one was aborted, 75 when the time-out came
@@ -230,7 +228,8 @@ def wait_command(
     while True:
         for operation in list(waiting):
             found = _look(client, operation, end_s)
-            if found is None or not (found.state in FINAL or (wanted == "running" and _runs(found))):
+            runs = found is not None and found.state == "running" and found.jobs.active > 0
+            if found is None or not (found.state in FINAL or (wanted == "running" and runs)):
                 continue
             del waiting[operation]
             done.append(Waited(found.id, found.state, found.error))
@@ -246,10 +245,6 @@ def wait_command(
         time.sleep(POLL_S if end_s is None else max(min(POLL_S, end_s - time.monotonic()), 0.0))
     _print_waited(client, done)
     click.get_current_context().exit(max(EXIT_OF_STATE.get(each.state, 0) for each in done))
-
-
-def _runs(found: OperationDetails) -> bool:
-    return found.state == "running" and found.jobs.active > 0
 
 
 def _look(client: SchedulerClient, operation: str, end_s: float | None) -> OperationDetails | None:

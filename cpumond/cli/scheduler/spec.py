@@ -135,20 +135,15 @@ def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
 
     spec = {} if values["file"] is None else read_document(values["file"])
     task = {
-        **{name: values[name] for name in ("job_count", "cpu_limit", "memory_limit")},
+        **{name: values[name] for name in ("job_count", "cpu_limit", "memory_limit", "working_directory")},
+        **{name: values[name] for name in ("interruptible", "checkpoints")},
         "command": list(values["command"]) or None,
         "environment": _read_variables(values["variables"]) or None,
-        "working_directory": values["working_directory"],
-        "interruptible": values["interruptible"],
-        "checkpoints": values["checkpoints"],
         "job_time_limit": milliseconds("job_time_limit_s"),
     }
     options = {
-        "pool": values["pool"],
+        **{name: values[name] for name in ("pool", "weight", "title", "is_gang")},
         "pool_trees": list(values["trees"]) or None,
-        "weight": values["weight"],
-        "title": values["title"],
-        "is_gang": values["is_gang"],
         "min_run_time": milliseconds("min_run_time_s"),
         "time_limit": milliseconds("time_limit_s"),
         "retry_policy": list(values["retry_policy"]) or None,

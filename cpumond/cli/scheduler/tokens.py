@@ -86,10 +86,8 @@ def token_list_command(client: SchedulerClient, user: str | None, shows_all: boo
         print_json(msgspec.json.encode(TokenList(shown)), TokenList)
         return
     print_items(TOKENS, shown, "no token; create one with `cpumond token create`")
-    if not shown:
-        return
-    hidden = sum(each.state != "valid" for each in found) if not shows_all else 0
-    if hidden:
+    hidden = 0 if shows_all else sum(each.state != "valid" for each in found)
+    if shown and hidden:
         warn(f"{hidden} that are no longer valid are not shown; --all shows them")
 
 

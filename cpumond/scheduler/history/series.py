@@ -7,6 +7,7 @@ of rate times interval is the total used, requested, ..., and merging points doe
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -98,17 +99,8 @@ def _mean_of_known(values: Sequence[float], intervals: Sequence[float], is_rate:
 
 def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tuple[int, int]]:
     """Return groups of adjacent points whose ends fall into the same bucket, as (from, to)."""
-    groups: list[tuple[int, int]] = []
-    start, current, number = 0, None, -1
-    for number, end in enumerate(ends):
-        bucket = bucket_of(end)
-        if bucket != current:
-            if current is not None:
-                groups.append((start, number))
-            start, current = number, bucket
-    if current is not None:
-        groups.append((start, number + 1))
-    return groups
+    lengths = (sum(1 for _ in group) for _, group in itertools.groupby(ends, bucket_of))
+    return list(itertools.pairwise(itertools.accumulate(lengths, initial=0)))
 
 
 def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: bool) -> Points:

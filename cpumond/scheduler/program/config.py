@@ -12,6 +12,7 @@ import re
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta, field
 
 from cpumond.core.decode import ContentError, decode_toml
 from cpumond.core.errors import ConfigError, Mistakes
@@ -27,18 +28,18 @@ DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
 DEFAULT_LISTEN = "127.0.0.1:9757"
 PROXY_AT_SOCKET = "unix"
 
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
-Hangup = Annotated[float, msgspec.Meta(ge=0.1, le=31_536_000.0, extra=DURATION)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Wait = Annotated[float, Meta(ge=0.0, le=86_400.0, extra=DURATION)]
+Hangup = Annotated[float, Meta(ge=0.1, le=31_536_000.0, extra=DURATION)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[min_spare_job_resources_on_node]``: free slots, cores and bytes. A node with less of any gets no jobs."""
 
     user_slots: Count = 1
-    cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
-    memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 268_435_456
+    cpu: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 0.05
+    memory: Annotated[int, Meta(ge=0, le=2**60)] = 268_435_456
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,9 +57,9 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     certificate: str = ""
     key: str = ""
     trusted_proxy: tuple[str, ...] = ()
-    max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
-    max_depth: Annotated[int, msgspec.Meta(ge=8, le=200)] = 64
-    rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
+    max_body: Annotated[int, Meta(ge=1024, le=2**30)] = 1_048_576
+    max_depth: Annotated[int, Meta(ge=8, le=200)] = 64
+    rate_limit: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 1000.0
 
     @property
     def address(self) -> str:
@@ -86,15 +87,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     kind: Literal["sqlite", "postgresql"] = "sqlite"
     conninfo: str = ""
-    lease_s: Annotated[float, msgspec.Meta(ge=0.5, le=300.0, extra=DURATION)] = msgspec.field(
-        name="lease", default=10.0
-    )
+    lease_s: Annotated[float, Meta(ge=0.5, le=300.0, extra=DURATION)] = field(name="lease", default=10.0)
 
 
 class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[metrics]``: the number of pools that have their own series."""
 
-    max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
+    max_pools: Annotated[int, Meta(ge=0, le=100_000)] = 1000
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,16 +104,14 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nodes, operations and jobs may have points, chosen in this order. ``core_hour_price``: savings are also shown as an
     amount of ``currency``; 0: in core-hours only."""
 
-    length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
+    length_s: Annotated[float, Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = field(
         name="length", default=34_560_000.0
     )
-    period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0, extra=DURATION)] = msgspec.field(
-        name="period", default=60.0
-    )
-    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
-    max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
-    core_hour_price: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
-    currency: Annotated[str, msgspec.Meta(max_length=20)] = ""
+    period_s: Annotated[float, Meta(ge=0.1, le=3600.0, extra=DURATION)] = field(name="period", default=60.0)
+    max_size: Annotated[int, Meta(ge=1_048_576, le=2**40)] = 268_435_456
+    max_series: Annotated[int, Meta(ge=1, le=1_000_000)] = 30_000
+    core_hour_price: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    currency: Annotated[str, Meta(max_length=20)] = ""
 
 
 class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,19 +120,15 @@ class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     what-if simulations look."""
 
     enabled: bool = True
-    period_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0, extra=DURATION)] = msgspec.field(
-        name="period", default=30.0
-    )
-    max_load: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.1
-    horizon_s: Annotated[float, msgspec.Meta(ge=60.0, le=2_592_000.0, extra=DURATION)] = msgspec.field(
-        name="horizon", default=86_400.0
-    )
+    period_s: Annotated[float, Meta(ge=1.0, le=86_400.0, extra=DURATION)] = field(name="period", default=30.0)
+    max_load: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1
+    horizon_s: Annotated[float, Meta(ge=60.0, le=2_592_000.0, extra=DURATION)] = field(name="horizon", default=86_400.0)
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[traces]``: where the trace of each ended operation is sent, over OTLP/HTTP; "": nowhere."""
 
-    endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    endpoint: Annotated[str, Meta(max_length=4096)] = ""
 
 
 Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
@@ -145,10 +138,10 @@ class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """``[waste_summary]``: the summary of last week's waste, sent on ``day`` at ``hour``, UTC. ``webhook``: a URL to
     which the whole summary is sent. ``command``: run for each user, with the user's name as its last argument."""
 
-    webhook: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    webhook: Annotated[str, Meta(max_length=4096)] = ""
     command: tuple[Text, ...] = ()
     day: Day = "monday"
-    hour: Annotated[int, msgspec.Meta(ge=0, le=23)] = 6
+    hour: Annotated[int, Meta(ge=0, le=23)] = 6
 
     @property
     def at_s(self) -> float:
@@ -159,10 +152,10 @@ class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[audit]``: how long the store keeps the log of commands and events; ``max_size``: bytes of this log."""
 
-    keep_s: Annotated[float, msgspec.Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = msgspec.field(
+    keep_s: Annotated[float, Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = field(
         name="keep", default=7_776_000.0
     )
-    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 1_073_741_824
+    max_size: Annotated[int, Meta(ge=1_048_576, le=2**40)] = 1_073_741_824
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,32 +163,32 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     state_dir: Text = "/var/lib/cpumond-scheduler"
     cluster_name: Text = "cpumond"
-    fair_share_update_period_s: Annotated[float, msgspec.Meta(ge=0.01, le=60.0, extra=DURATION)] = msgspec.field(
+    fair_share_update_period_s: Annotated[float, Meta(ge=0.01, le=60.0, extra=DURATION)] = field(
         name="fair_share_update_period", default=1.0
     )
-    max_operation_count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 5000
+    max_operation_count: Annotated[int, Meta(ge=1, le=1_000_000)] = 5000
     finished_operation_retention_count: Count = 1000
-    max_specification_memory: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 67_108_864
+    max_specification_memory: Annotated[int, Meta(ge=1_048_576, le=2**40)] = 67_108_864
     require_specified_pools_existence: bool = False
     pool_name_regex: Text = NAME_REGEX
     ephemeral_pool_name_regex: Text = NAME_REGEX
     erase_trees_with_pool_limit_violations: bool = False
-    node_heartbeat_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)] = msgspec.field(
+    node_heartbeat_timeout_s: Annotated[float, Meta(ge=0.01, le=86_400.0, extra=DURATION)] = field(
         name="node_heartbeat_timeout", default=60.0
     )
-    waiting_job_timeout_s: Wait = msgspec.field(name="waiting_job_timeout", default=30.0)
-    unmatched_scheduling_tag_timeout_s: Wait = msgspec.field(name="unmatched_scheduling_tag_timeout", default=60.0)
-    operation_hangup_safe_timeout_s: Hangup = msgspec.field(name="operation_hangup_safe_timeout", default=3600.0)
-    operation_hangup_due_to_limiting_ancestor_safe_timeout_s: Hangup = msgspec.field(
+    waiting_job_timeout_s: Wait = field(name="waiting_job_timeout", default=30.0)
+    unmatched_scheduling_tag_timeout_s: Wait = field(name="unmatched_scheduling_tag_timeout", default=60.0)
+    operation_hangup_safe_timeout_s: Hangup = field(name="operation_hangup_safe_timeout", default=3600.0)
+    operation_hangup_due_to_limiting_ancestor_safe_timeout_s: Hangup = field(
         name="operation_hangup_due_to_limiting_ancestor_safe_timeout", default=300.0
     )
-    allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
+    allowed_node_resources_overcommit_duration_s: Wait = field(
         name="allowed_node_resources_overcommit_duration", default=15.0
     )
-    additional_reclaimed_overcommit_duration_s: Wait = msgspec.field(
+    additional_reclaimed_overcommit_duration_s: Wait = field(
         name="additional_reclaimed_overcommit_duration", default=0.0
     )
-    allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
+    allowed_node_cpu_overcommit_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.05
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     secrets_key_file: str = ""
     """File of the keys that encrypt secrets of operations (12.6); "": no secrets are kept."""

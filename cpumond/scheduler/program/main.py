@@ -237,16 +237,11 @@ def _make_scheduler(
 ) -> Scheduler:  # fmt: skip
     scheduler = Scheduler(rules, store, Clock(time_scale), config.fair_share_update_period_s)
     scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
-    if config.forecast.enabled:
-        told = config.forecast
+    if (told := config.forecast).enabled:
         scheduler.forecasts = Forecasts(
-            scheduler.state,
-            scheduler.clock.now,
-            lambda: pace_of(scheduler),
-            told.period_s,
-            told.max_load,
+            scheduler.state, scheduler.clock.now, lambda: pace_of(scheduler), told.period_s, told.max_load,
             told.horizon_s,
-        )
+        )  # fmt: skip
     if sender is not None:
         watched = Watched(scheduler.state)
         scheduler.trace = lambda: sender.send(watched, scheduler.clock.now())

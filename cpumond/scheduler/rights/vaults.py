@@ -33,4 +33,3 @@ class VaultKeys(Protocol):
 
     def open(self, vault: SealedVault) -> dict[str, str]:
         """Decrypt the variables. Raises VaultError."""
-        ...

@@ -60,7 +60,6 @@ class Store(Protocol):
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield all records as (kind, key, value), ordered by kind, then key (by code points). Nothing may be written
         until the end. Raises StoreError, possibly after some records: these are only a part of the state."""
-        ...
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         """Make all changes in their order and append ``entries`` to the log, or do nothing. If two changes concern one
@@ -69,7 +68,6 @@ class Store(Protocol):
         Once this returns, the changes survive the end of the process and a loss of power. Raises StoreError: nothing
         was changed, and the next write may succeed. A process killed during a write leaves the whole batch or nothing
         of it. An empty batch only restores files of the store that have been removed."""
-        ...
 
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
@@ -79,12 +77,10 @@ class Store(Protocol):
 
         May be called from any thread at any time; does not wait for writes. Damaged entries are left out and reported
         in the program's log. Raises StoreError."""
-        ...
 
     def cut_log(self, until: float, max_bytes: int) -> int:
         """Drop entries older than ``until``, and the oldest while the log takes more than ``max_bytes``. Return the
         number of dropped entries, which is limited per call; 0 if nothing is left to drop. Raises StoreError."""
-        ...
 
     def close(self) -> None: ...
 
@@ -105,27 +101,21 @@ class Arbiter(Protocol):
 
     def look(self) -> Lease | None:
         """Return the present lease; None if there was none yet."""
-        ...
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
         """Take the lead with the next term if no scheduler leads, that is, if the lease or its holder's session has
         ended. Return None if another scheduler leads. Ends the sessions of the previous leader: none of its writes is
         in progress once this returns."""
-        ...
 
     def renew(self, term: int, lease_s: float) -> bool:
         """Extend the lease of this arbiter's ``term`` until ``lease_s`` from now. False if another took it."""
-        ...
 
     def give_up(self, term: int) -> None:
         """End the lease of this arbiter's ``term`` so that another can lead; does nothing if one already leads."""
-        ...
 
     def open_store(self, term: int) -> Store:
         """Open the store for the holder of ``term``. Every write checks in its transaction that the lease has this
         term, or raises FencedError. An older schema is migrated, which may take long: renew meanwhile."""
-        ...
 
     def close(self) -> None:
         """Release everything, including the lead; a second call does nothing."""
-        ...

@@ -18,22 +18,18 @@ class LogIndex(Protocol):
 
     def find_lowest(self, since: float) -> int | None:
         """Return the lowest number of the entries that are not older than ``since``; None if there is none."""
-        ...
 
     def find_first(self, subject: str) -> int | None:
         """Return the lowest number of the entries about ``subject``; None if there is none."""
-        ...
 
     def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
         """Return the highest numbers of entries about ``subject`` (None: of any entries) that are below ``below`` and
         at least ``lowest``, in descending order."""
-        ...
 
     def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]: ...
 
     def read_entries(self, numbers: Sequence[int]) -> list[tuple[int, Entry]]:
         """Return the undamaged entries, in the order of ``numbers``."""
-        ...
 
 
 def search(

@@ -522,12 +522,12 @@ def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
     advice = {
         sqlite3.SQLITE_FULL: "free space on its file system",
         sqlite3.SQLITE_READONLY: "make the file and its directory writable for the scheduler",
-        sqlite3.SQLITE_PERM: "fix the permissions of the file and its directory",
-        sqlite3.SQLITE_AUTH: "fix the permissions of the file and its directory",
-        sqlite3.SQLITE_CANTOPEN: "fix the permissions of the file and its directory",
+        **dict.fromkeys(
+            (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN),
+            "fix the permissions of the file and its directory",
+        ),
         sqlite3.SQLITE_IOERR: "look for disk errors and size limits in the system's log",
-        sqlite3.SQLITE_BUSY: "end the other program that has it open",
-        sqlite3.SQLITE_LOCKED: "end the other program that has it open",
+        **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), "end the other program that has it open"),
         sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite can keep",
     }.get(primary if primary is not None else -1, "check the system's log")
     return StoreError(f"{path}: cannot {doing}: {error} ({name}); {advice}")
