@@ -187,18 +187,20 @@ class PlayedNode:
         order = self.waiting.pop(job_id)
         self.jobs[job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
 
-    def let_go(self, job_id: str, state: JobEnd = "aborted", **facts: Any) -> None:
-        """A job that was told to stop ends, for the reason that was given."""
+    def let_go(self, job_id: str, state: JobEnd = "aborted", steps: int = 0, **facts: Any) -> None:
+        """A job that was told to stop ends, for the reason that was given; so many periods follow."""
         why = self.stopping.pop(job_id).why
-        self.finish(job_id, state, **{"reason": "" if state == "completed" else why, **facts})
+        self.finish(job_id, state, steps, **{"reason": "" if state == "completed" else why, **facts})
 
-    def finish(self, job_id: str, state: JobEnd = "completed", **facts: Any) -> None:
-        """A job ends; told with the next heartbeat, with ``facts`` of FinishedJob."""
+    def finish(self, job_id: str, state: JobEnd = "completed", steps: int = 0, **facts: Any) -> None:
+        """A job ends; told with the next heartbeat, with ``facts`` of FinishedJob; so many periods follow."""
         job = self.jobs.pop(job_id)
         self.stopping.pop(job_id, None)
         known = {"cpu_seconds": job.cpu_seconds, "reclaimed_cpu_seconds": job.reclaimed_cpu_seconds}
         known["ordered_cpu_seconds"] = job.ordered_cpu_seconds
         self._end(job.order, state, "" if state == "completed" else state, **{**known, **facts})
+        if steps:
+            self.world.settle_down(steps)
 
     def _end(self, order: wire.JobOrder, state: JobEnd, why: str, **facts: Any) -> None:
         told = {

@@ -51,8 +51,7 @@ def test_gang_3_jobs_and_events_have_what_yt_shows(world: World) -> None:
 def test_gang_9_a_switch_after_a_restart_says_what_was_missing(world: World) -> None:
     operation = run(world)
     (job,) = world.nodes["n0"].jobs
-    world.nodes["n0"].finish(job)
-    world.settle_down()
+    world.nodes["n0"].finish(job, steps=3)
     world.restart(4, registers=True)
     event = view_incarnation(world.record(operation).incarnations[-1])
     assert event["incarnation_switch_reason"] == "job_lack_after_revival"
@@ -70,7 +69,6 @@ def test_why_and_show_tell_of_an_operation_between_incarnations(world: World) ->
     assert 'none of them starts before 1 job of the previous incarnation on "n2" has ended' in told
     details = view_operation_details(world.rights, world.record(operation), world.now)
     assert f"job {job} failed: User job failed" in _format_incarnation(details.incarnations)
-    world.nodes["n2"].let_go(next(iter(world.nodes["n2"].jobs)))
-    world.settle_down()
+    world.nodes["n2"].let_go(next(iter(world.nodes["n2"].jobs)), steps=3)
     answer = explain_operation(world.state, world.record(operation), world.now, {})
     assert "none of them starts" not in "\n".join(answer.lines)

@@ -26,8 +26,7 @@ def test_one_that_begins_and_ends_between_two_looks_is_reported(world: World) ->
     node = world.node("n1", cpu=2)
     operation = world.run(jobs=1, cpu=1, steps=4)
     (job,) = node.jobs
-    node.finish(job, "completed")
-    world.settle_down(4)
+    node.finish(job, "completed", steps=4)
     (spans,) = watched.look(world.now)
     assert spans[0].attributes["cpumond.operation.id"] == operation
     assert spans[0].attributes["cpumond.jobs.completed"] == 1

@@ -99,8 +99,7 @@ def test_what_a_node_says_at_the_end_of_a_job_is_counted_and_stored(watch):
     operation, job = watch.run_one()
     watch.report(job, **dict.fromkeys(COUNTERS, 5.0))
     last = dict.fromkeys(COUNTERS, 7.0) | {"late_cpu_seconds": None}
-    watch.world.nodes["n1"].finish(job, **last)
-    watch.world.settle_down()
+    watch.world.nodes["n1"].finish(job, steps=3, **last)
     counted = [getattr(watch.world.pool("a"), name) for name in COUNTERS]
     assert counted == [7.0, 7.0, 7.0, 7.0, 5.0]
     record = watch.world.state.finished_jobs[operation][job]
@@ -142,8 +141,7 @@ def test_a_tick_has_all_kinds(watch):
 def test_an_integral_pool_shows_its_volume_and_the_flow_in_its_guarantee(watch):
     watch.world.create_pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1.0}})
     watch.world.settle_down()
-    watch.world.now += 100.0
-    watch.world.settle_down()
+    watch.world.after(100.0).settle_down()
     shown = watch.look()[pool("i")]
     total = watch.world.tree().total[1]
     assert shown["guarantee_ratio"] == pytest.approx(shown["strong_guarantee_ratio"] + 1.0 / total)
@@ -179,8 +177,7 @@ def test_the_last_moments_of_an_operation_are_not_lost(watch):
     watch.report(job, cpu_seconds=10.0)
     watch.look()
     watch.report(job, cpu_seconds=15.0)
-    watch.world.nodes["n1"].finish(job, cpu_seconds=18.0)
-    watch.world.settle_down()
+    watch.world.nodes["n1"].finish(job, cpu_seconds=18.0, steps=3)
     assert watch.world.states([operation]) == "c"
     last = watch.look()[operation_key(operation)]
     assert last["used_cores"] == pytest.approx(0.8)
@@ -192,8 +189,7 @@ def test_an_operation_between_two_ticks_is_not_lost(watch):
     watch.look()
     operation, job = watch.run_one("ephemeral")
     watch.report(job, cpu_seconds=5.0)
-    watch.world.nodes["n1"].finish(job, cpu_seconds=8.0)
-    watch.world.settle_down()
+    watch.world.nodes["n1"].finish(job, cpu_seconds=8.0, steps=3)
     assert watch.look()[operation_key(operation)]["used_cores"] == pytest.approx(0.8)
 
 
@@ -281,8 +277,7 @@ def test_a_pool_removed_and_made_again_has_one_point_with_both_rates(watch):
     _, job = watch.run_one("short")
     watch.look()
     watch.report(job, cpu_seconds=20.0)
-    watch.world.nodes["n1"].finish(job, cpu_seconds=20.0)
-    watch.world.settle_down()
+    watch.world.nodes["n1"].finish(job, cpu_seconds=20.0, steps=3)
     _, job = watch.run_one("short")
     watch.report(job, cpu_seconds=10.0)
     found = watch.look()[pool("short")]

@@ -429,8 +429,7 @@ def test_it_is_ended_with_its_jobs(world, command, state, error):
 def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):
     operation = world.run("p", jobs=12)
     world.suspend(operation)
-    world.nodes["n1"].finish(world.jobs_of(operation)[0].id)
-    world.settle_down()
+    world.nodes["n1"].finish(world.jobs_of(operation)[0].id, steps=3)
     assert len(world.jobs_of(operation)) == 9
     world.resume(operation)
     world.settle_down()

@@ -67,8 +67,7 @@ def test_cpu_time_that_goes_back_or_is_not_known_keeps_its_last_value(world, tol
         report(world, job, seconds)
         assert used(world, "b") == [most]
         assert world.state.jobs[job].report.cpu_seconds == (most if seconds is None else seconds)
-    world.nodes["n1"].finish(job, cpu_seconds=end)
-    world.settle_down()
+    world.nodes["n1"].finish(job, cpu_seconds=end, steps=3)
     assert used(world, "b") == [counted[-1]]
     assert world.state.finished_jobs[operation][job].cpu_seconds == counted[-1]
 
@@ -84,8 +83,7 @@ def test_a_sum_that_goes_back_is_counted_from_where_it_is(world, name):
         for element in (world.element(operation), world.pool("b"), world.pool(ROOT_POOL)):
             assert getattr(element, name) == pytest.approx(counted)
         assert getattr(world.state.jobs[job].report, name) == told
-    node.finish(job, **{name: 90.0})
-    world.settle_down()
+    node.finish(job, steps=3, **{name: 90.0})
     assert getattr(world.pool("b"), name) == pytest.approx(36_030.0), "less at the end takes nothing away"
 
 
@@ -116,8 +114,7 @@ def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
     report(world, job, 105.0, 11.0)
     assert used(world, "b", "a") == [2.0, 2.0]
     assert world.pool("b").reclaimed_cpu_seconds == 0.5
-    world.nodes["n1"].finish(job, cpu_seconds=106.0)
-    world.settle_down()
+    world.nodes["n1"].finish(job, cpu_seconds=106.0, steps=3)
     assert used(world, "b") == [3.0]
     assert world.state.finished_jobs[operation][job].cpu_seconds == 106.0
 

@@ -262,8 +262,7 @@ def test_no_job_of_an_incarnation_is_ordered_before_the_last_has_ended(world):
     world.restart(4, registers=True)
     assert set(played(world, operation)) == {job}, "nor after a restart of the scheduler"
     world.nodes["n2"].keeps_stopping = False
-    world.nodes["n2"].let_go(job)
-    world.settle_down(4)
+    world.nodes["n2"].let_go(job, steps=4)
     assert sorted(ranks(world, operation).values()) == ["0", "1", "2"]
 
 

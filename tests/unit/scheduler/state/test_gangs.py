@@ -63,8 +63,7 @@ def test_a_job_that_ends_without_its_work_stops_and_restarts_the_gang(how):
     # The next run does not meet a job of the last one.
     assert not world.jobs_of(gang)
     assert list(world.element(gang).deactivations) == ["gang_stops"]
-    world.nodes["n2"].let_go(other)
-    world.settle_down(2)
+    world.nodes["n2"].let_go(other, steps=2)
     assert len(world.jobs_of(gang)) == 3
     assert not first & {job.id for job in world.jobs_of(gang)}
     counts = world.record(gang).counts["t"]
@@ -108,8 +107,7 @@ def test_a_gang_waits_for_jobs_that_an_earlier_run_stopped():
     first, *others = [node for node in world.nodes.values() if node.jobs]
     for node in others:
         node.keeps_stopping = True
-    first.finish(next(iter(first.jobs)), "failed")
-    world.settle_down(2)
+    first.finish(next(iter(first.jobs)), "failed", steps=2)
     world.restart(steps=4)
     assert not world.jobs_of(gang)
     for node in others:

@@ -117,8 +117,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         view = view_node_details(world.state.nodes["n"], world.now, world.rights)
         assert (view.idle_class, view.on_reclaimed_cores) == (idle_class, 0.5)
         assert [each.job_class for each in view.jobs] == ["ordinary"] * 4 + ["reclaimed"]
-        node.finish(job.id)
-        world.settle_down()
+        node.finish(job.id, steps=3)
 
 
 def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
@@ -128,8 +127,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_unrequested_cpu():
     element = world.element(refusing)
     assert element.deactivations == {ONLY_RECLAIMED: 1}
     assert Causes(world.tree()).of(element).cause.kind == "reclaimed"
-    node.finish(next(iter(node.jobs)))
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), steps=3)
     assert classes(world, refusing) == ["ordinary"]
     assert_consistent(world.state)
 
@@ -193,8 +191,7 @@ def test_a_job_keeps_the_ceiling_of_its_start():
     for _ in range(2):
         assert not any(job.has_ceiling for job in world.jobs_of(operation))
         world.restart()
-    node.finish(one_job)
-    world.settle_down()
+    node.finish(one_job, steps=3)
     order = node.jobs[one(world, world.run("p")).id].order
     assert (order.has_ceiling, order.cpu_monitor_moves, order.moves_ceiling) == (True, "weight", False)
     assert node.jobs[other].order.cpu_monitor_moves == "quota"

@@ -21,8 +21,7 @@ def job_of(world: World, operation: str, name: str = "t") -> str:
 
 
 def end(world: World, node: PlayedNode, job: str, state: Any = "failed", **facts: Any) -> None:
-    node.finish(job, state, start_time=world.now - 1.0, **facts)
-    world.settle_down()
+    node.finish(job, state, start_time=world.now - 1.0, steps=3, **facts)
 
 
 def error_of(world: World, operation: str) -> dict[str, Any]:
@@ -74,8 +73,7 @@ def test_fojr_3_a_preempted_job_fails_its_operation_and_is_not_restarted(world):
     world.settle_down()
     assert (world.operation(operation).needed, world.jobs_of(operation)) == ({}, [])
     assert world.record(operation).state == "running"
-    node.let_go(job, start_time=world.now - 20.0)
-    world.settle_down()
+    node.let_go(job, start_time=world.now - 20.0, steps=3)
     error = error_of(world, operation)
     assert error["code"] == 210
     assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "preemption"}
@@ -130,8 +128,7 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, node, re
 def test_a_job_that_may_have_begun_fails_its_operation(world, node):
     operation = world.start("p", fail_on_job_restart=True)
     world.step()
-    node.finish(next(iter(node.jobs)), "lost")
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), "lost", steps=3)
     assert error_of(world, operation)["code"] == 210
 
 
@@ -141,8 +138,7 @@ def test_a_job_that_its_node_stops_is_not_started_again_by_the_next_run(world, n
     node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
     world.restart(steps=3)
     assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
-    node.let_go(job, start_time=world.now - 9.0)
-    world.settle_down()
+    node.let_go(job, start_time=world.now - 9.0, steps=3)
     assert error_of(world, operation)["attributes"]["job_abort_reason"] == "resource_overdraft"
 
 
@@ -282,8 +278,7 @@ def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world, n
     job = job_of(world, operation)
     world.forget_starts()
     world.restart()
-    node.finish(job, "failed", exit_code=17, start_time=world.now - 1.0)
-    world.settle_down()
+    node.finish(job, "failed", exit_code=17, start_time=world.now - 1.0, steps=3)
     assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
 
 
@@ -297,8 +292,7 @@ def test_a_restart_exit_code_counts_of_a_job_that_ended_before_adoption(world, n
 )
 def test_int_2_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, code, counts):
     node, operation, job = interrupt(world, task=SIGNAL)
-    node.let_go(job, told, exit_code=code)
-    world.settle_down()
+    node.let_go(job, told, exit_code=code, steps=3)
     assert world.job_counts(operation) == counts
     assert world.record(operation).is_finished == (code == 0)
 
@@ -306,8 +300,7 @@ def test_int_2_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, to
 @pytest.mark.parametrize("more", [{}, {"interruptible": True}])
 def test_a_job_without_a_signal_of_its_own_is_aborted_with_any_exit_code(world, more):
     node, operation, job = interrupt(world, task=more)
-    node.let_go(job, "failed", exit_code=3)
-    world.settle_down()
+    node.let_go(job, "failed", exit_code=3, steps=3)
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 

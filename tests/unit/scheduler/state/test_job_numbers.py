@@ -34,8 +34,7 @@ def lose(world: World, *alive: PlayedNode) -> None:
 def test_env_1_a_restarted_job_has_the_cookie_of_the_replaced_one(world, node):
     world.run("p", jobs=3)
     assert numbers(node) == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
-    node.finish(next(iter(node.jobs)), "failed")
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), "failed", steps=3)
     assert numbers(node) == [(1, 1, 1), (2, 2, 2), (0, 3, 3)]
 
 
@@ -63,8 +62,7 @@ def test_completed_work_keeps_its_cookie_and_a_returned_one_is_given_again(world
     assert sorted(cookies(node)) == [0, 2, 3, 4]
     assert sorted(index for _, index, _ in numbers(node)) == [0, 3, 4, 5]
     node.finish(first)
-    node.finish(fourth, "failed")
-    world.settle_down()
+    node.finish(fourth, "failed", steps=3)
     assert sorted(cookies(node)) == [2, 3, 4, 5]
     assert len({index for _, index, _ in numbers(node)} | {0, 1, 2, 3}) == 8
 
@@ -93,8 +91,7 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
     world.settle_down(40, 10.0)
     world.settle_down()
     assert there.jobs == {}, "nor is it given up meanwhile"
-    here.let_go(job)
-    world.settle_down(6)
+    here.let_go(job, steps=6)
     assert numbers(there) == [(0, 1, 1)]
 
 
@@ -134,8 +131,7 @@ def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world)
     world.settle_down()
     assert (cookies(third), cookies(second)) == ([], [1])
     assert world.job_counts(operation).completed == 1
-    second.finish(next(iter(second.jobs)), "failed")
-    world.settle_down()
+    second.finish(next(iter(second.jobs)), "failed", steps=3)
     assert sorted(cookies(first) + cookies(second) + cookies(third)) == [1]
 
 
@@ -158,8 +154,7 @@ def test_a_needless_replacement_ends_though_a_take_over_does_not_know_why(world)
 def test_jobs_started_without_numbers_take_the_places_that_are_left(world):
     node = world.node("n1", cpu=3)
     operation = world.run("p", jobs=5)
-    node.finish(next(iter(node.jobs)))
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), steps=3)
     for (kind, key), value in world.stored.items():
         if kind in ("start", "job"):
             record = msgspec.json.decode(value)
@@ -169,8 +164,7 @@ def test_jobs_started_without_numbers_take_the_places_that_are_left(world):
     world.restart(3, registers=True)
     assert sorted(job.cookie for job in world.jobs_of(operation)) == [0, 1, 2]
     assert_consistent(world.state)
-    node.finish(next(iter(node.jobs)))
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), steps=3)
     new = world.jobs_of(operation)[-1]
     assert (new.cookie, new.index, new.task_index) == (4, 4, 4)
 
@@ -227,8 +221,7 @@ def test_an_unstored_stop_of_an_earlier_run_is_known_after_a_restart(world):
     there.register()
     world.settle_down()
     assert there.jobs == {}, "it waits for the end of the one before"
-    here.let_go(job)
-    world.settle_down(6)
+    here.let_go(job, steps=6)
     assert cookies(there) == [0]
 
 
@@ -248,7 +241,6 @@ def test_a_job_stopped_for_its_time_keeps_its_numbers_until_its_end(world):
 def test_stopped_work_of_an_earlier_run_that_completes_is_done(world):
     here, there, operation, job = stop_unstored(world)
     world.settle_down()
-    here.let_go(job, "completed")
-    world.settle_down(6)
+    here.let_go(job, "completed", steps=6)
     assert (cookies(here), cookies(there)) == ([1], []), "its replacement is needed no more, the other job is"
     assert world.state.finished_jobs[operation][job].cookie == 0

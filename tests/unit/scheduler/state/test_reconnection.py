@@ -75,8 +75,7 @@ def test_a_given_up_waiting_job_that_starts_is_adopted_if_it_is_needed(world):
     node, operation, job = order_without_room(world)
     world.suspend(operation)
     world.resume(operation)
-    world.now += GIVEN_UP_S
-    world.set_operation(operation, resource_limits={"cpu": 0})
+    world.after(GIVEN_UP_S).set_operation(operation, resource_limits={"cpu": 0})
     node.beat()
     assert world.job_counts(operation) == JobCounts(aborted=1)
     assert world.jobs_of(operation) == []
@@ -218,8 +217,7 @@ def test_a_job_being_stopped_is_not_adopted_and_keeps_its_room(world):
     assert len(other.jobs) == 0, "the job whose place it has may still work"
     more = world.run("p")
     assert world.jobs_of(more) == []
-    node.let_go(job)
-    world.settle_down()
+    node.let_go(job, steps=3)
     assert known.foreign_usage == (0.0, 0.0, 0.0, 0.0, 0.0)
     (new,) = world.jobs_of(more)
     assert list(node.jobs) == [new.id]
@@ -254,8 +252,7 @@ def test_a_lost_job_that_is_ending_when_its_node_returns_is_not_adopted(world):
     world.settle_down()
     assert world.jobs_of(operation) == []
     assert node.heard.stop == []
-    node.let_go(job)
-    world.settle_down()
+    node.let_go(job, steps=3)
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 

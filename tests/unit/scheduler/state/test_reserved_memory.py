@@ -109,8 +109,7 @@ def test_mem_9_the_successor_of_a_job_aborted_for_memory_reserves_all():
     told = explain_operation(world.state, world.record(operation_id), world.now, {}).trees[0].lines
     reserve = "it waits for memory: 512 MiB of memory_limit 512 MiB are reserved for a job"
     assert f"{reserve}, by the usage of earlier jobs of the task" in told
-    node.finish(first(world, operation_id).id, max_memory=int(0.3 * LIMIT))
-    world.settle_down()
+    node.finish(first(world, operation_id).id, max_memory=int(0.3 * LIMIT), steps=3)
     assert reserves(world, operation_id) == [256.0] * 2 + [512.0]
     successor = max(world.jobs_of(operation_id), key=lambda job: job.sequence)
     assert (successor.cookie, successor.memory_reserve) == (job.cookie, LIMIT)
@@ -133,8 +132,7 @@ def test_a_multiplier_raises_the_reserve_step_by_step():
         world.settle_down()
     assert seen == [0.5, 0.75, 1.0]
     (job,) = world.jobs_of(operation_id)
-    node.finish(job.id, "aborted", reason="the host was started anew")
-    world.settle_down()
+    node.finish(job.id, "aborted", reason="the host was started anew", steps=3)
     (job,) = world.jobs_of(operation_id)
     assert job.limits[MEMORY] == LIMIT, "it would be aborted again"
 
@@ -151,8 +149,7 @@ def test_what_a_job_aborted_for_its_memory_used_is_a_sample(used, bucket):
 def test_reserves_outlive_a_restart_of_the_scheduler():
     world, node = make()
     operation_id = start(world)
-    node.finish(first(world, operation_id).id, max_memory=int(0.3 * LIMIT))
-    world.settle_down()
+    node.finish(first(world, operation_id).id, max_memory=int(0.3 * LIMIT), steps=3)
     overdraw(world, node, first(world, operation_id))
     world.step()
     before = reserves(world, operation_id), world.record(operation_id), next_reserve(world, operation_id)
@@ -173,13 +170,11 @@ def test_the_option_of_the_tree_holds_for_the_next_jobs():
     assert reserves(world, operation_id) == [512.0] * 2
     assert {job.order.memory_reserve for job in node.jobs.values()} == {0}
     world.set_tree(enable_memory_reserve=True)
-    node.finish(first(world, operation_id).id, max_memory=MIB)
-    world.settle_down()
+    node.finish(first(world, operation_id).id, max_memory=MIB, steps=3)
     assert reserves(world, operation_id) == [512.0, 256.0, 256.0]
     assert world.record(operation_id).memory == {}, "a job that reserved all of it is no sample"
     world.set_tree(enable_memory_reserve=False)
-    node.finish(first(world, operation_id).id)
-    world.settle_down()
+    node.finish(first(world, operation_id).id, steps=3)
     assert reserves(world, operation_id) == [256.0, 256.0, 512.0]
 
 

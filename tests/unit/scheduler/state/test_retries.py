@@ -53,8 +53,7 @@ def fail(world: World, cookie: int, **facts: Any) -> None:
 
 
 def after(world: World, seconds: float) -> list[tuple[str, int]]:
-    world.now += seconds
-    world.settle_down(2)
+    world.after(seconds).settle_down(2)
     assert_consistent(world.state)
     return places(world)
 
@@ -131,8 +130,7 @@ def test_a_wait_and_its_memory_survive_a_restart(world, is_late):
     world.restart(steps=2)
     assert places(world) == both
     fail(world, 1, **OOM)
-    world.now += 120.0
-    world.settle_down(2)
+    world.after(120.0).settle_down(2)
     assert places(world) == [both[0], ("1", 4 * GIB)], "it grows from what it had before the restart"
     assert world.record(operation).retried.places["t"][1].used == {"oom:2,delay=100s,memory_growth=2": 2}
 
@@ -158,8 +156,7 @@ def test_a_lost_job_waits_for_its_node_and_goes_on_when_it_comes_back(world):
     start(world, "node_lost:2,delay=1h", jobs=3)
     (away,) = world.nodes["n2"].jobs
     kept = world.nodes.pop("n2")
-    world.now += 400.0
-    world.settle_down(3)
+    world.after(400.0).settle_down(3)
     assert len(running(world)) == 2, "its replacement waits"
     world.nodes["n2"] = kept
     kept.register()
@@ -178,13 +175,11 @@ def test_a_preempted_job_is_started_again_after_its_end_and_its_wait(world):
     (victim,) = world.nodes["n1"].stopping
     assert world.state.operations[operation].needed == {}, "it may still work"
     world.settle_down(2)
-    world.nodes["n1"].let_go(victim)
-    world.settle_down(2)
+    world.nodes["n1"].let_go(victim, steps=2)
     assert [note.kind for note in world.record(operation).retried.notes] == ["preempted"]
     assert len(world.jobs_of(other)) == 1
     assert world.state.operations[operation].needed == {}
-    world.now += 51.0
-    world.settle_down(1)
+    world.after(51.0).settle_down(1)
     assert world.state.operations[operation].needed == {"t": 1}
     assert_consistent(world.state)
 

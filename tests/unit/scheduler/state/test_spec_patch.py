@@ -70,8 +70,7 @@ def test_who_takes_over_finds_the_surplus_stopped(world):
 def test_as_many_as_failed_already_fail_the_operation(world):
     operation = world.run("p", jobs=2)
     [job, _] = world.jobs_of(operation)
-    world.nodes["n1"].finish(job.id, "failed")
-    world.settle_down()
+    world.nodes["n1"].finish(job.id, "failed", steps=3)
     patch(world, operation, (FAILED, 2))
     assert (world.record(operation).state, world.record(operation).max_failed_job_count) == ("running", 2)
     patch(world, operation, (FAILED, 1))

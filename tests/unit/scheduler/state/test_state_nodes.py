@@ -93,8 +93,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world, node):
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})  # nothing instead while it ends
     assert world.job_counts(operation) == JobCounts()
     node.keeps_stopping = False
-    node.let_go(job, "failed", exit_code=143)
-    world.settle_down()
+    node.let_go(job, "failed", exit_code=143, steps=3)
     record = world.state.finished_jobs[operation][job]
     assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
     assert record.reason.startswith("Job time limit exceeded")
@@ -115,8 +114,7 @@ def test_nothing_replaces_a_job_beyond_its_time_limit_while_it_ends(world):
     world.restart(steps=3)
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})
     node.keeps_stopping = False
-    node.let_go(job, "failed")
-    world.settle_down()
+    node.let_go(job, "failed", steps=3)
     assert world.state.finished_jobs[operation][job].reason.startswith("Job time limit exceeded")
     assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(failed=1), 1)
 
@@ -155,8 +153,7 @@ def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_none(world)
     assert len(node.jobs) == len(world.jobs_of(operation)) == 3
     assert alerts(world) == [("node_in_several_trees", "n1")]
     assert world.state.nodes["n1"].tree == "default"
-    node.finish(next(iter(node.jobs)))
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), steps=3)
     assert (world.job_counts(operation).completed, len(node.jobs)) == (1, 2)
     world.restart(steps=5)
     assert (len(node.jobs), alerts(world)) == (2, [("node_in_several_trees", "n1")])
@@ -362,8 +359,7 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
     world.settle_down()
     assert gone in {each.id for each in world.jobs_of(operation)}
     assert len(world.jobs_of(operation)) == 3
-    node.finish(gone)
-    world.settle_down()
+    node.finish(gone, steps=3)
     assert world.job_counts(operation) == JobCounts(completed=1, lost=1)
 
 
@@ -381,8 +377,7 @@ def test_a_finished_job_counts_once_when_heartbeats_overtake_the_store(world):
 def test_only_completed_jobs_are_not_wanted_again(world, state):
     node = world.node("n1", cpu=4)
     operation = busy(world, jobs=2)
-    node.finish(next(iter(node.jobs)), state)
-    world.settle_down()
+    node.finish(next(iter(node.jobs)), state, steps=3)
     assert getattr(world.job_counts(operation), state) == 1
     assert len(node.jobs) == (1 if state == "completed" else 2)
 
@@ -395,8 +390,7 @@ def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world
     if state == "completed":
         world.complete(operation)
     else:
-        node.finish(next(job_id for job_id, job in node.jobs.items() if job.order.task == "a"), "failed")
-        world.settle_down()
+        node.finish(next(job_id for job_id, job in node.jobs.items() if job.order.task == "a"), "failed", steps=3)
     record = world.state.finished[operation]
     assert record.state == state
     assert {name: each.aborted for name, each in record.counts.items()} == {"a": int(state == "completed"), "b": 2}
@@ -454,8 +448,7 @@ def test_a_job_adopted_after_it_was_given_up_is_a_stored_start_again(world):
         assert [each.id for each in world.jobs_of(operation)] == [job]
         world.settle_down()
         assert world.stored.keys() & {("start", job), ("job", job)} == {("start", job)}
-    node.finish(job)
-    world.settle_down()
+    node.finish(job, steps=3)
     assert world.record(operation).state == "completed"
     assert not [place for place in world.stored if place[0] == "start"]
 
@@ -512,8 +505,7 @@ def test_history_is_kept_for_as_many_operations_as_configured():
     operations = []
     for _ in range(4):
         operations.append(busy(world, jobs=1))
-        node.finish(next(iter(node.jobs)))
-        world.settle_down()
+        node.finish(next(iter(node.jobs)), steps=3)
     assert list(world.state.finished) == operations[2:]
     assert set(world.state.finished_jobs) == set(operations[2:])
     assert {key for kind, key in world.stored if kind == "operation"} == set(operations[2:])

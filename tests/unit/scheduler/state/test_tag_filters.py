@@ -120,8 +120,7 @@ def test_tag_4_a_live_change_holds_for_starts_from_then_on():
     world.create_pool("a")
     second = world.start("a", jobs=30)
     world.set_pool("a", scheduling_tag_filter="ssd")
-    world.nodes["n2"].finish(next(iter(world.nodes["n2"].jobs)))
-    world.settle_down()
+    world.nodes["n2"].finish(next(iter(world.nodes["n2"].jobs)), steps=3)
     assert places(world, second) == "n1"
     world.do(SetNodeTags("n2", tags=("ssd",)))
     world.settle_down()
