@@ -148,8 +148,8 @@ def test_a_mistake_is_told_with_its_line(text: str, form: Form, told: str) -> No
 def test_anchors_and_merges_of_yaml() -> None:
     text = "pools:\n  a: &base\n    weight: 2\n  b:\n    <<: *base\n    mode: fifo\n  c: *base\n"
     pools = read_tree_text(text, "f", "yaml").tables.pools or ()
-    read = {pool.name: pool.options for pool in pools}
-    assert list(read.items()) == [("a", {"weight": 2}), ("b", {"weight": 2, "mode": "fifo"}), ("c", {"weight": 2})]
+    read = [(pool.name, pool.options) for pool in pools]
+    assert read == [("a", {"weight": 2}), ("b", {"weight": 2, "mode": "fifo"}), ("c", {"weight": 2})]
 
 
 @pytest.mark.parametrize("of", ["{{p: *a{0}, q: *a{0}}}", "[*a{0}, *a{0}]"])
