@@ -381,8 +381,7 @@ def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[Pre
     for tree, pool, share, used in after.core_seconds:
         share_before, used_before = was.get((tree, pool), (0.0, 0.0))
         each = PredictedShare(tree, pool, share_before / span_s, share / span_s, used_before / span_s, used / span_s)
-        moved = max(abs(each.fair_share_after - each.fair_share_before), abs(each.used_after - each.used_before))
-        if moved > 0.01:
+        if max(abs(each.fair_share_after - each.fair_share_before), abs(each.used_after - each.used_before)) > 0.01:
             found.append(each)
     return found
 

@@ -103,7 +103,6 @@ def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainP
 
 def _view(job: Job, to_node: str, now: float) -> DrainedJob:
     record = job.element.operation.record
-    running_s = 0.0 if job.began_at is None else max(now - job.began_at, 0.0)
     return DrainedJob(
         job_id=job.id,
         operation_id=record.id,
@@ -112,7 +111,7 @@ def _view(job: Job, to_node: str, now: float) -> DrainedJob:
         task=job.task.name,
         cores=job.limits[CPU],
         interruptible=job.task.interruptible,
-        running_s=running_s,
+        running_s=0.0 if job.began_at is None else max(now - job.began_at, 0.0),
         lost_core_seconds=lost_core_seconds(job, now),
         to_node=to_node,
         fails_operation=fails_operation(job),

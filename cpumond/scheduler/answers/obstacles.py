@@ -148,8 +148,7 @@ def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Obstacle]:
     for _, free in rooms:
         if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
             continue
-        lacking = [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING]
-        for kind in lacking or ["spare"]:
+        for kind in [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING] or ["spare"]:
             cores[Obstacle(kind)] = cores.get(Obstacle(kind), 0.0) + free[CPU]
     if not cores:
         largest = max((node.capacity[CPU] for node, _ in rooms), default=math.inf)

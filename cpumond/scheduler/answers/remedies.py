@@ -418,8 +418,7 @@ def _lower_spare(look: Look) -> Remedy:
     def apply(state: State) -> None:
         state.rules = replace(state.rules, spare=ZERO)
 
-    spare = look.state.rules.spare
-    amounts = ", ".join(f"{format_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(spare) if x)
+    amounts = ", ".join(f"{format_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(look.state.rules.spare) if x)
     return Remedy(
         f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
         "lower min_spare_job_resources_on_node in the scheduler's configuration to the smallest job's request",

@@ -177,8 +177,7 @@ def _held_without_tolerance(pool: PoolElement, target: OperationElement, missed:
         if pool.below_since is not None:
             return
     if why:
-        text = "set guarantee_tolerance of the tree to 1"
-        remedy = set_tree(tree.name, [("guarantee_tolerance", 1.0)], why, text)
+        remedy = set_tree(tree.name, [("guarantee_tolerance", 1.0)], why, "set guarantee_tolerance of the tree to 1")
         yield replace(remedy, kind="guarantee_tolerance", pool=pool.name, cores=could)
 
 

@@ -77,8 +77,7 @@ NONE_AHEAD: Final = Ahead()
 
 def default_parent(tree: Tree) -> PoolElement:
     """The parent of new ephemeral pools: ``default_parent_pool`` or, if it can have no sub-pools, the root (2.4)."""
-    name = tree.config.settings.default_parent_pool
-    pool = tree.pools.get(name)
+    pool = tree.pools.get(tree.config.settings.default_parent_pool)
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
 
 

@@ -69,8 +69,7 @@ def _find_end(job: Job, times: RunTimes, now: float) -> float:
     run_s = times.find(record, job.task).run_s
     if len(run_s) < ENOUGH:
         return now
-    left_s = left_of(run_s, max(now - began, 0.0), 0.5)
-    return max(min([now + left_s, *_list_limits(record, job.task, began)]), now)
+    return max(min([now + left_of(run_s, max(now - began, 0.0), 0.5), *_list_limits(record, job.task, began)]), now)
 
 
 def list_takers(

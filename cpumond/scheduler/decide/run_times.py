@@ -91,8 +91,7 @@ def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
     """Yield the kinds of the task's jobs, the narrowest first."""
     yield "operation", record.id, task.name
     tree, options = next(iter(record.trees.items()))
-    like = re.sub(r"\d+", "#", record.title)
-    yield "like", tree, options.pool, record.user, like, task.name
+    yield "like", tree, options.pool, record.user, re.sub(r"\d+", "#", record.title), task.name
     yield "user", tree, options.pool, record.user
     yield "pool", tree, options.pool
     yield "tree", tree

@@ -316,8 +316,7 @@ def _keeps_some(pool: PoolElement) -> bool:
     """Whether a pool keeps what it does not lend. It does not while a budget takes its guarantee or stops starts."""
     if not pool.settings.lending_limit or pool.yields:
         return False
-    above = (pool, *pool.ancestors())
-    return not any(each.account is not None and each.account.holds_back("stop") for each in above)
+    return not any(each.account is not None and each.account.holds_back("stop") for each in (pool, *pool.ancestors()))
 
 
 def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare.Operation]:
@@ -325,8 +324,7 @@ def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare
     pool gets this as a share; in a FIFO pool it comes last."""
     inside: dict[PoolElement, Vector] = {}
     for lender, unlent in lenders.items():
-        kept = inside.get(lender, ZERO)
-        demand = greatest(subtract(unlent, add(lender.demand, kept)), ZERO)
+        demand = greatest(subtract(unlent, add(lender.demand, inside.get(lender, ZERO))), ZERO)
         yield fairshare.Operation(UNLENT_PREFIX + lender.name, _name(lender), demand=demand, start_time=LAST_S)
         for above in lender.ancestors():
             inside[above] = add(inside.get(above, ZERO), demand)

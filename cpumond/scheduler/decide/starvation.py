@@ -115,8 +115,7 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
     """Whether an element still has its strong guarantee after losing ``lost`` of its usage (6.10)."""
     if not any(element.strong_guarantee_share):
         return True
-    left = share(subtract(element.usage, lost), element.tree.total)
-    return max(left) > max(element.strong_guarantee_share) - EPSILON
+    return max(share(subtract(element.usage, lost), element.tree.total)) > max(element.strong_guarantee_share) - EPSILON
 
 
 def claims_guarantee(element: Element) -> bool:

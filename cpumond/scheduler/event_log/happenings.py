@@ -117,8 +117,7 @@ def make_noticed_events(
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
     for each in happened:
         if isinstance(each, PreemptionRecord):
-            key = each.operation_id, each.tree, each.preemptor_operation_id, each.kind
-            groups.setdefault(key, []).append(each)
+            groups.setdefault((each.operation_id, each.tree, each.preemptor_operation_id, each.kind), []).append(each)
         else:
             yield Subjects(each).add_pools(trees, [(each.tree, each.pool)] if each.pool else ()).index()
     for records in groups.values():

@@ -117,8 +117,7 @@ class Subjects:
                 break
             tree = trees.get(tree_name)
             pool = None if tree is None else tree.pools.get(pool_name)
-            names = [pool_name] if pool is None else [pool_name, *(each.name for each in pool.ancestors())]
-            for name in names:
+            for name in [pool_name] if pool is None else [pool_name, *(each.name for each in pool.ancestors())]:
                 subject = f"pool:{tree_name}/{name}"
                 if name != ROOT_POOL and subject not in self._found:
                     self._found[subject] = None

@@ -43,9 +43,9 @@ def make_contested_event(job: Job, now: float) -> Event:
     if job.report.mode != "contested":
         how = "is overridden by another program"
     pool = job.element.parent
-    text = f"the limit of job {printable(job.id)} on node {quoted(job.node.id)} {how}"
     return Event(
-        at=now, kind="limit_contested", text=text,
+        at=now, kind="limit_contested",
+        text=f"the limit of job {printable(job.id)} on node {quoted(job.node.id)} {how}",
         job=job.id, node=job.node.id, operation=job.element.name, tree=job.element.tree.name,
         pool="" if pool is None else pool.name,
     )  # fmt: skip

@@ -708,12 +708,11 @@ class Scheduler:
 def _log_unreadable(state: State) -> None:
     held = [each.id for each in state.operations.values() if each.lacks_secrets]
     if held:
-        keys = sorted({state.vaults[each].key for each in held if each in state.vaults})
         log.error(
             "secrets_not_readable",
             error=f"secrets of {count(len(held), 'operation')} need keys that this scheduler does not have",
             operations=held[:MAX_HELD_NAMED],
-            keys=keys,
+            keys=sorted({state.vaults[each].key for each in held if each in state.vaults}),
             advice="their jobs are not started; put the keys back into secrets_key_file and start it again",
         )
 

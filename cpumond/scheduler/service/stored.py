@@ -98,8 +98,7 @@ def load_state(
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
             updates.restore_progress(state.trees[name], progress)
-    mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
-    return state, dict(mutations)
+    return state, dict(sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0))))
 
 
 def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Sequence[str]) -> None:

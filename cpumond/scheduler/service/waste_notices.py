@@ -160,9 +160,8 @@ async def post(url: str, body: bytes) -> str:
 
 def run(command: Sequence[str], text: str) -> str:
     """Run a command with ``text`` as its input, and ignore its output. Raises TimeoutExpired, OSError, ValueError."""
-    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     done = subprocess.run(  # noqa: S603 - of the operator's configuration
         command, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S,
-        env=environment, check=False,
+        env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}, check=False,
     )  # fmt: skip
     return f"exit code {done.returncode}" if done.returncode else ""

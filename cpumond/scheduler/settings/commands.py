@@ -230,8 +230,7 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
-        trees = config.trees.items()
-        matched = [name for name, tree in trees if read_filter(tree.settings.nodes_filter).matches(tags)]
+        matched = [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(tags)]
         if len(matched) > 1:
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
@@ -348,8 +347,7 @@ def _change_pool(context: _Context, command: ChangePool) -> Outcome:
 def _move_pool(context: _Context, command: MovePool) -> Outcome:
     tree = find_tree(context.config, command.tree)
     pool = find_pool(tree, command.pool)
-    moved = _moved(tree, pool, pool, command.new_parent, command.new_name)
-    return Outcome(_with_tree(context.config, moved), pool.id)
+    return Outcome(_with_tree(context.config, _moved(tree, pool, pool, command.new_parent, command.new_name)), pool.id)
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
@@ -357,8 +355,7 @@ def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str,
     if parent == pool.parent and name == pool.name:
         if changed is pool:
             return tree
-        pools = {**tree.pools, pool.name: changed}
-        return replace(tree, pools=MappingProxyType(pools))
+        return replace(tree, pools=MappingProxyType({**tree.pools, pool.name: changed}))
     if name != pool.name and name in tree.pools:
         text = f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}"
         raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
@@ -391,8 +388,7 @@ def _remove_pool(context: _Context, command: RemovePool) -> Outcome:
     if len(removed) > 1 and not command.recursive:
         raise _not_empty(f"pool {quoted(pool.name)}", len(removed) - 1)
     pools = {name: other for name, other in tree.pools.items() if name not in removed}
-    changed = replace(tree, pools=MappingProxyType(pools))
-    return Outcome(_with_tree(context.config, changed), pool.id)
+    return Outcome(_with_tree(context.config, replace(tree, pools=MappingProxyType(pools))), pool.id)
 
 
 _AMOUNT_PATHS: Final = {

@@ -36,8 +36,7 @@ def begin_first(record: OperationRecord) -> OperationRecord:
     """Return the record of a new operation; with ``gang_options`` it has the first incarnation."""
     if not is_gang(record.tasks):
         return record
-    first = Incarnation(derive_id(record.id, 0), record.start_time)
-    return msgspec.structs.replace(record, incarnations=(first,))
+    return msgspec.structs.replace(record, incarnations=(Incarnation(derive_id(record.id, 0), record.start_time),))
 
 
 def is_over(record: OperationRecord, task: Task | None, job: JobRecord, is_again: bool) -> bool:

@@ -177,8 +177,7 @@ def _explain_characters(option: str, text: str, position: int) -> ConfigError:
     assert found is not None
     if found[0] == "in":
         return _refusal(option, text, position, "'in' is a reserved word, expected a tag of another name")
-    what = f"invalid token {found[0]!r} in boolean formula, permitted are {PERMITTED}"
-    return _refusal(option, text, position, what)
+    return _refusal(option, text, position, f"invalid token {found[0]!r} in boolean formula, permitted are {PERMITTED}")
 
 
 def _explain_token(option: str, text: str, error: UnexpectedToken) -> ConfigError:

@@ -338,8 +338,7 @@ def _check_annotations(value: object) -> None:
 def _read_alias(value: object, where: str) -> str:
     alias = _text(value, where, 1000)
     if alias and not alias.startswith("*"):
-        what = f'an alias begins with an asterisk, unlike an id; write "*{alias[:MAX_SHOWN]}"'
-        raise _refuse(where, what)
+        raise _refuse(where, f'an alias begins with an asterisk, unlike an id; write "*{alias[:MAX_SHOWN]}"')
     return alias
 
 
@@ -749,8 +748,7 @@ def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | 
     annotations = _table(value, f"parameters/{ANNOTATIONS}")
     size = len(encode_record(annotations))
     if size > MAX_ANNOTATION_BYTES:
-        what = f"at most {MAX_ANNOTATION_BYTES} bytes as JSON, got {size}"
-        raise _refuse(f"parameters/{ANNOTATIONS}", what)
+        raise _refuse(f"parameters/{ANNOTATIONS}", f"at most {MAX_ANNOTATION_BYTES} bytes as JSON, got {size}")
     return annotations
 
 

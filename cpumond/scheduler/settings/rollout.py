@@ -363,10 +363,9 @@ def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, C
     if _has_news(seen, before.base):
         late_cores = sum(_find_late_cores(before.base.get(node_id), counts) for node_id, counts in seen.items())
         late_cores /= max(len(seen), 1)
-        is_late = late_cores > stage.budget.max_late_cores
         after = replace(
             after, base={**before.base, **seen}, checks=before.checks + 1, late_cores=late_cores,
-            late_checks=before.late_checks + 1 if is_late else 0,
+            late_checks=before.late_checks + 1 if late_cores > stage.budget.max_late_cores else 0,
         )  # fmt: skip
     verdict = _judge(stage, after, now)
     return (replace(after, stop=verdict.why) if verdict.action == "stop" else after), verdict

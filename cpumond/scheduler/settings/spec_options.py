@@ -375,8 +375,7 @@ def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any
     """Yield (key, value, reason) of options without effect that the user should know of. The reason is "" for unknown
     options. Options that are refused now may be among them, in a specification that an older version accepted."""
     for key, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
-        name = canonical(key)
-        option = find_option(place, name)
+        option = find_option(place, canonical(key))
         if option is None:
             yield str(key), value, ""
         elif option.verdict in ("refused", "warned") and option.is_wish(value) and not option.several_trees:

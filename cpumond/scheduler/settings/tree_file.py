@@ -142,8 +142,7 @@ def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[C
         tree = TreeConfig("", command.tree, own, read_tree(own), pools=MappingProxyType(pools))
         config = Config(MappingProxyType({tree.name: tree}))
     numbers = itertools.count(1)
-    made = make_target(config, command, lambda: f"planned-{next(numbers)}")
-    outcome = commands.check(config, made, nodes={})
+    outcome = commands.check(config, make_target(config, command, lambda: f"planned-{next(numbers)}"), nodes={})
     return compare_configs(config, outcome.config), list(outcome.warnings)
 
 
@@ -220,8 +219,7 @@ def _with_pool_tables(
     matched = _match(tree, tables, warnings)
     pools: dict[str, PoolConfig] = {}
     for table in tables:
-        present = matched.get(table.name)
-        pools[table.name] = _make_pool(present or PoolConfig(new_id(), table.name, ""), table, warnings)
+        pools[table.name] = _make_pool(matched.get(table.name) or PoolConfig(new_id(), table.name, ""), table, warnings)
     for table in tables:
         if table.parent != ROOT_POOL and table.parent not in pools:
             raise CommandError(f"pool {quoted(table.name)}: its parent {quoted(table.parent)} is not in the file")

@@ -65,8 +65,7 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
             places.setdefault(key, {})["name"] = change.old
         elif change.pool and change.attribute == "parent_name":
             if present.get((change.tree, change.old)) != change.new:
-                above = _find_parent(change.tree, change.old, whole, present)
-                places.setdefault(key, {})["parent_name"] = above
+                places.setdefault(key, {})["parent_name"] = _find_parent(change.tree, change.old, whole, present)
         else:
             edits.setdefault(key, []).append(Edit(split_path(change.attribute), change.old, recursive=True))
     for (tree, pool), change in whole.items():
@@ -84,8 +83,7 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
     for (tree, pool), place in places.items():
         edits.setdefault((tree, pool), []).extend(Edit((name,), value) for name, value in place.items())
     for (tree, pool), made in edits.items():
-        one = commands.ChangePool(tree, pool, tuple(made)) if pool else commands.ChangeTree(tree, tuple(made))
-        found.append(one)
+        found.append(commands.ChangePool(tree, pool, tuple(made)) if pool else commands.ChangeTree(tree, tuple(made)))
     return found
 
 

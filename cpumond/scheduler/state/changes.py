@@ -62,8 +62,7 @@ def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str]
     """Apply stages of a roll-out: the next heartbeat response to each node contains the node's level."""
     state.stages.change(stages, removed)
     nodes = list(state.nodes.values())
-    levels = state.stages.find_levels([(node.id, node.tags) for node in nodes])
-    for node, level in zip(nodes, levels, strict=True):
+    for node, level in zip(nodes, state.stages.find_levels([(node.id, node.tags) for node in nodes]), strict=True):
         node.level = level or SAFE
 
 

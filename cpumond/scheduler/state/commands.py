@@ -214,8 +214,7 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
             record = changed.get(element.name, element.operation.record)
             parents = with_parent(record, name, element.parent, after)
             if new != element.options.pool or parents != record.parents:
-                options = msgspec.structs.replace(record.trees[name], pool=new)
-                trees = {**record.trees, name: options}
+                trees = {**record.trees, name: msgspec.structs.replace(record.trees[name], pool=new)}
                 changed[element.name] = msgspec.structs.replace(record, trees=trees, parents=parents)
     return tuple(changed.values())
 
@@ -229,8 +228,7 @@ def with_parent(
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None
     if above is not None and not above.is_root and above.name not in config.pools:
-        is_renamed = above.config is not None and any(each.id == above.config.id for each in config.pools.values())
-        if not is_renamed:
+        if not (above.config is not None and any(each.id == above.config.id for each in config.pools.values())):
             parents[tree] = above.name
     return parents
 
@@ -335,8 +333,7 @@ def _prepare_start(
     record = incarnations.begin_first(record)
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
-    jobs = [(task, task.job_count) for task in record.tasks]
-    told += placement.find_unplaceable(jobs, asked.is_gang, sizes)
+    told += placement.find_unplaceable([(task, task.job_count) for task in record.tasks], asked.is_gang, sizes)
     warnings = (*operations.unrecognized_warnings(spec), *map(str, refused), *told)
     return Transaction(operations=(record,), vaults=vaults, id=record.id, warnings=warnings)
 
@@ -404,8 +401,7 @@ def _find_shorter_logs(tasks: Iterable[Task], trees: Iterable[Tree]) -> Iterator
 
 def _find_sizes(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> NodeSizes:
     """Return the largest requests that jobs of an operation with these options may have in a pool."""
-    above = (choice.pool or choice.parent).fitting
-    fitting = tree.fittings.narrow(above, options.scheduling_tag_filter, tree.nodes)
+    fitting = tree.fittings.narrow((choice.pool or choice.parent).fitting, options.scheduling_tag_filter, tree.nodes)
     return tree.sizes if fitting is None else fitting.sizes
 
 

@@ -188,8 +188,7 @@ def _find_ended(
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
             # If an earlier run of the scheduler started the job, the job may have run at that time.
-            may_have_run = job.counted == NO_CPU_TIMES
-            ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=may_have_run))
+            ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=job.counted == NO_CPU_TIMES))
     # A job that was sent and never reported may still wait on the node: the request to stop must reach it there.
     for job in node.stopping.values():
         if job.id in reported:
@@ -357,8 +356,7 @@ def _was_aborted(known: JobRecord | StartRecord | None) -> bool:
 def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None:
     # The request is made again after each heartbeat that reports the job as not stopping, and is kept nowhere else.
     tree = state.trees.get(node.tree or "")
-    settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
-    timeout_s = settings.job_preemption_timeout / 1e3
+    timeout_s = (NO_TREE_SETTINGS if tree is None else tree.config.settings).job_preemption_timeout / 1e3
     node.unwanted[report.job_id] = StopOrder(report.job_id, timeout_s, "aborted", why)
 
 

@@ -259,8 +259,7 @@ def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -
     element = None if live is None else live.elements.get(record.tree)
     if element is not None:
         times = zip(cpu_times(record), cpu_times(counted), strict=True)
-        grown = [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times]
-        add_cpu_time(element, grown)
+        add_cpu_time(element, [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times])
 
 
 def install_node(state: State, record: NodeRecord, now: float) -> None:

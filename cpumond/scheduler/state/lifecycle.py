@@ -83,8 +83,7 @@ def stop(
     if not job.is_active:
         return  # it was stopped with its gang
     settings = job.element.tree.config.settings
-    graceful = kind == "graceful"
-    timeout_ms = settings.job_graceful_preemption_timeout if graceful else settings.job_preemption_timeout
+    timeout_ms = settings.job_graceful_preemption_timeout if kind == "graceful" else settings.job_preemption_timeout
     if record is None:
         record = preemption_record.make_record(job, kind, why, now)
     if fails:

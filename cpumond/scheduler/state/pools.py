@@ -72,8 +72,7 @@ def _relocate(tree: Tree, work: TreeWork) -> None:
         assert element.parent is not None
         attach(element, element.parent)
     for pool in (root, *tree.pools.values()):
-        parts = [job.usage for element in pool.operations.values() for job in element.jobs.values()]
-        pool.usage = sum_vectors(parts)
+        pool.usage = sum_vectors([job.usage for element in pool.operations.values() for job in element.jobs.values()])
     for pool in reversed(tree.pools.values()):
         assert pool.parent is not None
         pool.parent.usage = add(pool.parent.usage, pool.usage)

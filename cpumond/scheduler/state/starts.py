@@ -78,8 +78,7 @@ def list_unstored(state: State) -> list[StartRecord]:
 
 def list_stopped(state: State, stops: Stops) -> list[Job]:
     """Return the active jobs that ``stops`` selects."""
-    elements = state.operations[stops.operation_id].elements.values()
-    jobs = [job for element in elements for job in element.jobs.values()]
+    jobs = [job for element in state.operations[stops.operation_id].elements.values() for job in element.jobs.values()]
     if stops.most is not None:
         return _list_surplus(state.operations[stops.operation_id], jobs, stops.most)
     # A gang stops as a whole.

@@ -363,11 +363,10 @@ class Forward:
             if is_first
             else host.news.values()
         )
-        others = sum(job_id not in host.processes for job_id in node.strangers)
         return NodeHeartbeat(
             node.id, node.incarnation, max(node.sequence, 0) + 1, self.now, node.capacity[CPU], list(news),
             finished_jobs=list(host.finished.values()), base=None if is_first else node.sequence, gone=host.gone,
-            job_count=len(host.processes) + others,
+            job_count=len(host.processes) + sum(job_id not in host.processes for job_id in node.strangers),
         )  # fmt: skip
 
     def _obey(self, node: Node, host: _Host, answer: HeartbeatAnswer) -> None:

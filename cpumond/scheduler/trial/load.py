@@ -113,8 +113,7 @@ class Drawn:
                 self._mean[number] = self._rng.lognormvariate(0.0, doubt)
             # The jobs of one operation deviate together from other jobs of their kind.
             scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD) * self._mean[number]
-        run_s = self._experience.run_times(record, task)
-        return left_of(run_s, ran_s / scale, self._rng.random()) * scale
+        return left_of(self._experience.run_times(record, task), ran_s / scale, self._rng.random()) * scale
 
     def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
         ratios = self._experience.ratios(record, task)
