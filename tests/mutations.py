@@ -289,7 +289,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (" and not record.is_gang and not operation.waits_whole", " and not record.is_gang"),
         ("job.cookie = operation.retries.choose(operation.record, job.task)", "pass"),
         ("if bound is not None and bound < most:", "if False:"),
-        ("memory_limit=job.grown_memory,\n        incarnation", "incarnation"),
+        ("memory_limit=job.grown_memory, incarnation", "incarnation"),
         ("or job.must_end or retries.is_for_end(job, record)", "or job.must_end"),
         ("            operation.retries.keep(job.task, job.cookie, retry, now)\n", "            pass\n"),
     ],

@@ -201,14 +201,9 @@ def describe(forecast: Forecast, record: OperationRecord, experience: Experience
 
 
 def compare(
-    state: State,
-    now: float,
-    pace: Pace,
-    horizon_s: float,
-    commands: tuple[Command, ...],
-    user: str,
+    state: State, now: float, pace: Pace, horizon_s: float, commands: tuple[Command, ...], user: str,
     on_progress: Callable[[float], None],
-) -> Simulation:
+) -> Simulation:  # fmt: skip
     """Compare two runs with the usual load, without and with the commands. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
@@ -248,15 +243,9 @@ def cut(told: RunResult, until: float) -> RunResult:
 
 
 def _run(
-    state: State,
-    now: float,
-    pace: Pace,
-    horizon_s: float,
-    experience: Experience,
-    commands: tuple[Command, ...],
-    user: str,
-    on_progress: Callable[[float], None],
-) -> RunResult:
+    state: State, now: float, pace: Pace, horizon_s: float, experience: Experience, commands: tuple[Command, ...],
+    user: str, on_progress: Callable[[float], None],
+) -> RunResult:  # fmt: skip
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
         asked, over, clock_over = (

@@ -90,29 +90,18 @@ def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainP
     ]
     shown = [each for job, each in found if rights.may_read(job.element.operation.record)]
     return DrainPlan(
-        node=node.id,
-        jobs=shown,
-        job_count=len(found),
-        hidden_job_count=len(found) - len(shown),
+        node=node.id, jobs=shown, job_count=len(found), hidden_job_count=len(found) - len(shown),
         waiting_job_count=sum(not each.to_node and not each.fails_operation for _, each in found),
-        gang_job_count=len(mates),
-        lost_core_seconds=sum(lost_core_seconds(job, now) for job in (*jobs, *mates)),
+        gang_job_count=len(mates), lost_core_seconds=sum(lost_core_seconds(job, now) for job in (*jobs, *mates)),
         failing_job_count=sum(each.fails_operation for _, each in found),
-    )
+    )  # fmt: skip
 
 
 def _view(job: Job, to_node: str, now: float) -> DrainedJob:
     record = job.element.operation.record
     return DrainedJob(
-        job_id=job.id,
-        operation_id=record.id,
-        title=record.title,
-        pool=job.element.options.pool,
-        task=job.task.name,
-        cores=job.limits[CPU],
-        interruptible=job.task.interruptible,
+        job_id=job.id, operation_id=record.id, title=record.title, pool=job.element.options.pool, task=job.task.name,
+        cores=job.limits[CPU], interruptible=job.task.interruptible,
         running_s=0.0 if job.began_at is None else max(now - job.began_at, 0.0),
-        lost_core_seconds=lost_core_seconds(job, now),
-        to_node=to_node,
-        fails_operation=fails_operation(job),
-    )
+        lost_core_seconds=lost_core_seconds(job, now), to_node=to_node, fails_operation=fails_operation(job),
+    )  # fmt: skip

@@ -157,16 +157,9 @@ def make_report(
     starting = min(idle.starting, split.idle)
     without_work = max(split.idle - starting - held, 0.0)
     parts = IdleParts(
-        split.capacity,
-        split.used,
-        split.reused,
-        split.unused,
-        split.silent,
-        starting,
-        without_work,
-        held,
+        split.capacity, split.used, split.reused, split.unused, split.silent, starting, without_work, held,
         split.backfilled,
-    )
+    )  # fmt: skip
     causes = [_make_cause(idle, each) for each in idle.found]
     causes += [_make_guarantee_cause(idle, each) for each in unmet if not _is_told(each, idle, causes)]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
@@ -186,16 +179,11 @@ def _make_cause(idle: Idle, found: Found) -> IdleCause:
         pool = idle.path_of(name)[0]
         by_pool[pool] = by_pool.get(pool, 0.0) + more
     return IdleCause(
-        kind=remedy.kind,
-        pool=remedy.pool or max(by_pool, key=lambda pool: by_pool[pool]),
-        cores=_round(cores),
-        change=_make_advice(remedy),
-        why=remedy.why,
-        idle_cores=_round(min(found.idle, cores)),
-        operation_count=len(ids),
-        operations=ids[:SHOWN_OPERATIONS],
+        kind=remedy.kind, pool=remedy.pool or max(by_pool, key=lambda pool: by_pool[pool]), cores=_round(cores),
+        change=_make_advice(remedy), why=remedy.why, idle_cores=_round(min(found.idle, cores)),
+        operation_count=len(ids), operations=ids[:SHOWN_OPERATIONS],
         pools=sorted({idle.path_of(name)[0] for name in (*ids, *found.waits)}),
-    )
+    )  # fmt: skip
 
 
 def _is_told(remedy: Remedy, idle: Idle, causes: list[IdleCause]) -> bool:

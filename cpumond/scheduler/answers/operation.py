@@ -76,12 +76,9 @@ class OperationAnswer(msgspec.Struct, frozen=True):
 
 
 def explain_operation(
-    state: State,
-    record: OperationRecord,
-    now: float,
-    shares: Mapping[str, tuple[str, Sequence[str]]],
+    state: State, record: OperationRecord, now: float, shares: Mapping[str, tuple[str, Sequence[str]]],
     rights: Rights | None = None,
-) -> OperationAnswer:
+) -> OperationAnswer:  # fmt: skip
     """Return the answer for an operation; operations that the caller may not read are left out. ``shares``: tree ->
     rule and lines of ``fairshare.explain`` in its last update."""
     live = state.operations.get(record.id)

@@ -148,15 +148,12 @@ def _shares_of_pool(pool: PoolElement, result: UpdateResult, total: Vector) -> E
     shares = result.elements[pool.name]
     assert pool.parent is not None
     return ElementShares(
-        pool=pool.parent.name,
-        fair_share=_absolute(shares.fair_share.total, total),
-        strong_guarantee=_absolute(shares.strong_guarantee_share, total),
-        limits=_finite(pool.limits),
-        operation_count=pool.operation_count,
-        max_operation_count=pool.max_operation_count,
+        pool=pool.parent.name, fair_share=_absolute(shares.fair_share.total, total),
+        strong_guarantee=_absolute(shares.strong_guarantee_share, total), limits=_finite(pool.limits),
+        operation_count=pool.operation_count, max_operation_count=pool.max_operation_count,
         running_operation_count=pool.running_operation_count,
         max_running_operation_count=pool.max_running_operation_count,
-    )
+    )  # fmt: skip
 
 
 def _shares_of_operation(element: OperationElement, result: UpdateResult, total: Vector) -> ElementShares:
@@ -165,12 +162,9 @@ def _shares_of_operation(element: OperationElement, result: UpdateResult, total:
     if element.is_running:
         fair_share = _absolute(result.elements[OPERATION_PREFIX + element.name].fair_share.total, total)
     return ElementShares(
-        pool=element.parent.name,
-        fair_share=fair_share,
-        strong_guarantee={},
-        limits=_finite(element.limits) if element.is_running else {},
-        is_running=element.is_running,
-    )
+        pool=element.parent.name, fair_share=fair_share, strong_guarantee={},
+        limits=_finite(element.limits) if element.is_running else {}, is_running=element.is_running,
+    )  # fmt: skip
 
 
 def _absolute(share: Vector, total: Vector) -> Amounts:

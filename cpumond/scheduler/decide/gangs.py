@@ -243,13 +243,9 @@ def plan_for_gang(
 
 class _GangSearch:
     def __init__(
-        self,
-        target: OperationElement,
-        priority: TargetPriority,
-        rooms: Mapping[Node, Vector],
-        now: float,
+        self, target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float,
         spare: Vector,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
         self.unordered = {node: node.unordered_cores for node in rooms}

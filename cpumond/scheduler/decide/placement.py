@@ -393,15 +393,11 @@ def room_beside(free: Vector, reserved: Vector) -> Vector:
 
 
 def place_jobs(
-    order: ServiceOrder,
-    node: Node,
-    spare: Vector,
-    make_job: Callable[[OperationElement, Task, Node], Job],
-    start: Callable[[Job], None],
-    place_gang: Callable[[OperationElement], str] = lambda _: GANG_WAITS,
+    order: ServiceOrder, node: Node, spare: Vector, make_job: Callable[[OperationElement, Task, Node], Job],
+    start: Callable[[Job], None], place_gang: Callable[[OperationElement], str] = lambda _: GANG_WAITS,
     reserved: Callable[[], Vector] = lambda: ZERO,
     shuns: Callable[[OperationElement, Task], bool] = lambda _, __: False,
-) -> list[Job]:
+) -> list[Job]:  # fmt: skip
     """One regular stage: start jobs on the node, the least satisfied operation first, while resources are free (7.1).
 
     Each start is counted on the whole path at once, so the next choice takes it into account. A start that is refused

@@ -143,13 +143,9 @@ class _Search:
     at least as satisfied. So the cost depends on the pools near the candidates, not on the number of targets."""
 
     def __init__(
-        self,
-        stage: SwapStage,
-        below: Mapping[Element, _Below],
-        may_preempt: Callable[[OperationElement, TargetPriority], bool],
-        budget: _Budget,
-        now: float,
-    ) -> None:
+        self, stage: SwapStage, below: Mapping[Element, _Below],
+        may_preempt: Callable[[OperationElement, TargetPriority], bool], budget: _Budget, now: float,
+    ) -> None:  # fmt: skip
         self.stage = stage
         self.below = below
         self.may_preempt = may_preempt

@@ -16,14 +16,9 @@ Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted
 
 
 def make_record(
-    job: Job,
-    kind: Kind,
-    why: str,
-    now: float,
-    preemptor_job_id: str = "",
-    preemptor: OperationElement | None = None,
+    job: Job, kind: Kind, why: str, now: float, preemptor_job_id: str = "", preemptor: OperationElement | None = None,
     priority: Literal["", "normal", "aggressive", "guarantee"] = "",
-) -> PreemptionRecord:
+) -> PreemptionRecord:  # fmt: skip
     """Return the record of a decision about ``job``. ``now`` is seconds since 1970, ``why`` the reason without the
     kind; the record's ``why`` is the whole sentence. Call this while the job still has its usage."""
     element = job.element
@@ -37,21 +32,11 @@ def make_record(
             where = f"{named('operation', for_operation)} in {named('pool', for_pool)}"
             head = f"preempted to start job {printable(preemptor_job_id)} of {where}"
     return PreemptionRecord(
-        job_id=job.id,
-        operation_id=element.name,
-        tree=element.tree.name,
-        pool=element.parent.name,
-        node_id=job.node.id,
-        at=now,
-        kind=kind,
-        why=(f"{head}: {why}" if why else head) + tail,
-        freed=to_amounts(job.usage),
-        preemptor_job_id=preemptor_job_id,
-        preemptor_operation_id=for_operation,
-        preemptor_pool=for_pool,
-        priority=priority,
-        lost_core_seconds=lost_core_seconds(job, now),
-    )
+        job_id=job.id, operation_id=element.name, tree=element.tree.name, pool=element.parent.name, node_id=job.node.id,
+        at=now, kind=kind, why=(f"{head}: {why}" if why else head) + tail, freed=to_amounts(job.usage),
+        preemptor_job_id=preemptor_job_id, preemptor_operation_id=for_operation, preemptor_pool=for_pool,
+        priority=priority, lost_core_seconds=lost_core_seconds(job, now),
+    )  # fmt: skip
 
 
 def fails_operation(job: Job) -> bool:

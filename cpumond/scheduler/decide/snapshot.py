@@ -118,12 +118,9 @@ class SnapshotMaker:
         self._lenders = {pool: _unlent(pool) for pool in reversed(tree.pools.values()) if _keeps_some(pool)}
         operations += _unlent_entries(self._lenders)
         return fairshare.Snapshot(
-            total_resources=tree.total,
-            pools=(*pools, *guarantees),
-            operations=tuple(operations),
-            options=_options(settings),
-            root=_root_entry(settings),
-        )
+            total_resources=tree.total, pools=(*pools, *guarantees), operations=tuple(operations),
+            options=_options(settings), root=_root_entry(settings),
+        )  # fmt: skip
 
     def accept(self, tree: Tree, result: UpdateResult) -> None:
         """Copy shares and volumes from an update of the last snapshot to the tree (9). Elements that were added later
@@ -276,12 +273,9 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
     for element, amounts in zip(having, asked, strict=True):
         fitted = {name: amount * factor for name, amount in amounts.items()}
         yield fairshare.Pool(
-            name=GUARANTEE_PREFIX + element.name,
-            parent=_name(pool),
-            weight=operation_weight(element),
-            resource_limits=element.bounds,
-            strong_guarantee_resources=_optional(fitted) if fitted else fairshare.UNSET,
-        )
+            name=GUARANTEE_PREFIX + element.name, parent=_name(pool), weight=operation_weight(element),
+            resource_limits=element.bounds, strong_guarantee_resources=_optional(fitted) if fitted else fairshare.UNSET,
+        )  # fmt: skip
 
 
 def pool_limits(pool: PoolElement) -> Vector:

@@ -107,18 +107,9 @@ def make_request_event(
     user = asked.user
     who = format_user(user)
     return Event(
-        at=now,
-        kind=kind,
-        text=f"{who} {text}" if who else text,
-        command=name,
-        user=user.name,
-        acting=user.acting,
-        origin=user.origin,
-        plan=asked.plan[:MAX_PLAN],
-        allowed_by=asked.allowed_by,
-        term=asked.term,
-        **facts,
-    )
+        at=now, kind=kind, text=f"{who} {text}" if who else text, command=name, user=user.name, acting=user.acting,
+        origin=user.origin, plan=asked.plan[:MAX_PLAN], allowed_by=asked.allowed_by, term=asked.term, **facts,
+    )  # fmt: skip
 
 
 def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> IndexedEvent:

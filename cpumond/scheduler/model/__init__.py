@@ -49,12 +49,9 @@ class CommandError(CpumondError):
     """A command was refused and changed nothing. ``code``: one of the codes above."""
 
     def __init__(
-        self,
-        message: str,
-        code: int = GENERIC,
-        attributes: Mapping[str, Any] | None = None,
+        self, message: str, code: int = GENERIC, attributes: Mapping[str, Any] | None = None,
         inner: Sequence[CommandError] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.code = code
         self.attributes: Mapping[str, Any] = attributes or {}

@@ -152,13 +152,9 @@ class Scheduler:
     ``state`` may be read in the event loop's thread at any time. ``ready`` is set after the first update."""
 
     def __init__(
-        self,
-        rules: Rules,
-        store: Store,
-        clock: Clock,
-        update_period_s: float = 1.0,
+        self, rules: Rules, store: Store, clock: Clock, update_period_s: float = 1.0,
         new_id: Callable[[], str] = make_id,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.store = store
         self.clock = clock
         self.new_id = new_id
@@ -202,12 +198,9 @@ class Scheduler:
         self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
 
     async def execute(
-        self,
-        command: Command | TokenCommand | UndoChange,
-        user: User | str,
-        remember: Callable[[Reply], Change] | None = None,
-        plan: str = "",
-    ) -> Reply:
+        self, command: Command | TokenCommand | UndoChange, user: User | str,
+        remember: Callable[[Reply], Change] | None = None, plan: str = "",
+    ) -> Reply:  # fmt: skip
         """Check a command as a whole, then store and apply it. Raises CommandError or StoreError.
 
         ``user``: a user given as text has all rights. Rights are checked before anything else.
@@ -482,14 +475,9 @@ class Scheduler:
         return read
 
     async def ask_job(
-        self,
-        operation_id: str,
-        job_id: str,
-        kind: RequestKind,
-        cpu_limit: float | None = None,
-        ttl_s: float | None = None,
-        user: User = NOBODY,
-    ) -> dict[str, Any]:
+        self, operation_id: str, job_id: str, kind: RequestKind, cpu_limit: float | None = None,
+        ttl_s: float | None = None, user: User = NOBODY,
+    ) -> dict[str, Any]:  # fmt: skip
         """Ask the agent of a live job's node to explain or change its limit (``JobRequest``). Returns the answer.
 
         When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, if the

@@ -82,19 +82,14 @@ def load_state(
     records.sort(key=lambda record: record.finish_time or 0.0)
     kind, key = UNSTORED_STARTS
     changes.load(
-        state,
-        now,
-        operations=records,
-        vaults=read("vault", SealedVault),
-        jobs=sorted(read("job", JobRecord), key=lambda record: record.finish_time),
-        nodes=read("node", NodeRecord),
+        state, now, operations=records, vaults=read("vault", SealedVault),
+        jobs=sorted(read("job", JobRecord), key=lambda record: record.finish_time), nodes=read("node", NodeRecord),
         starts=sorted(read("start", StartRecord), key=lambda record: record.sequence),
         has_unstored_starts=key in tables.get(kind, {}),
         tokens=sorted(read("token", TokenRecord), key=lambda record: record.created_at),
-        lost_nodes=sorted(read("lost_node", LostNode), key=lambda lost: lost.lost_at),
-        stages=read("stage", Stage),
+        lost_nodes=sorted(read("lost_node", LostNode), key=lambda lost: lost.lost_at), stages=read("stage", Stage),
         of_budgets=read("budget", BudgetRecord),
-    )
+    )  # fmt: skip
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
             updates.restore_progress(state.trees[name], progress)

@@ -51,16 +51,10 @@ class WasteNotices:
     """``at_s``: when notices are due, in seconds from Monday 0:00 UTC. ``read``: returns the waste of a past week."""
 
     def __init__(
-        self,
-        store: Store,
-        write: Callable[[Sequence[Change]], Awaitable[None]],
-        now: Callable[[], float],
-        read: Callable[[float, int], Awaitable[WasteView]],
-        at_s: float,
-        webhook: str,
-        command: tuple[str, ...],
+        self, store: Store, write: Callable[[Sequence[Change]], Awaitable[None]], now: Callable[[], float],
+        read: Callable[[float, int], Awaitable[WasteView]], at_s: float, webhook: str, command: tuple[str, ...],
         cluster_name: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Read the stored notices from ``store``."""
         self._write, self._now, self._read, self._at_s = write, now, read, at_s
         self._webhook, self._command, self._cluster_name = webhook, command, cluster_name

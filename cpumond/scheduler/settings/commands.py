@@ -156,13 +156,9 @@ class Outcome:
 
 
 def apply(
-    config: Config,
-    command: ConfigCommand,
-    *,
-    new_id: Callable[[], str],
-    nodes: Mapping[str, Collection[str]],
+    config: Config, command: ConfigCommand, *, new_id: Callable[[], str], nodes: Mapping[str, Collection[str]],
     name_pattern: str = NAME_REGEX,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Return the configuration after ``command``; ``config`` itself never changes.
 
     ``nodes``: id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool. Raises
@@ -173,13 +169,9 @@ def apply(
 
 
 def check(
-    config: Config,
-    made: Outcome,
-    *,
-    nodes: Mapping[str, Collection[str]],
-    name_pattern: str = NAME_REGEX,
+    config: Config, made: Outcome, *, nodes: Mapping[str, Collection[str]], name_pattern: str = NAME_REGEX,
     edited: str = "",
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Return ``made`` with all warnings if the rules allow its configuration as the next one after ``config``.
     ``edited``: name of the pool whose attributes were changed. Raises CommandError."""
     if made.config is config:

@@ -54,14 +54,10 @@ def follow_job(record: OperationRecord, job: JobRecord, now: float) -> Operation
     return _follow(
         record,
         Incarnation(
-            derive_id(record.id, job.id, job.incarnation),
-            now,
-            reason,
-            job_id=job.id,
-            error=failures.of_job(job),
+            derive_id(record.id, job.id, job.incarnation), now, reason, job_id=job.id, error=failures.of_job(job),
             abort_reason=failures.find_abort_reason(job) if reason == "job_aborted" else "",
         ),
-    )
+    )  # fmt: skip
 
 
 def follow_revival(record: OperationRecord, task: str, expected: int, actual: int, now: float) -> OperationRecord:

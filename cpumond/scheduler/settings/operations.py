@@ -206,15 +206,10 @@ def read_spec(
     if in_one and table.get("tentative_pool_trees"):
         raise _refuse("spec/schedule_in_single_tree", "contradicts tentative_pool_trees; leave one of the two out")
     return ParsedSpecification(
-        tasks=_read_tasks(table, secrets, default_memory_limit(trees)),
-        trees=trees,
-        options=options,
-        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
-        acl=_read_acl(table, "spec"),
-        schedule_in_single_tree=in_one,
-        secrets=secrets,
-        **facts,
-    )
+        tasks=_read_tasks(table, secrets, default_memory_limit(trees)), trees=trees, options=options,
+        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {}, acl=_read_acl(table, "spec"),
+        schedule_in_single_tree=in_one, secrets=secrets, **facts,
+    )  # fmt: skip
 
 
 Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
@@ -499,15 +494,10 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
     if interrupts:
         options["interruptible"] = True
     return Task(
-        name=name,
-        command=arguments,
-        environment=environment,
-        interruption_signal=interrupts,
-        working_directory=directory,
-        gang_options=gang,
-        spec={key: task[key] for key in sorted(task.keys() - TASK_OPTIONS)},
-        **options,
-    )
+        name=name, command=arguments, environment=environment, interruption_signal=interrupts,
+        working_directory=directory, gang_options=gang,
+        spec={key: task[key] for key in sorted(task.keys() - TASK_OPTIONS)}, **options,
+    )  # fmt: skip
 
 
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
@@ -561,12 +551,9 @@ def _read_signal(value: object, where: str) -> str:
 
 
 def _check_size(
-    command: str | tuple[str, ...],
-    environment: Mapping[str, str],
-    working_directory: str,
-    secrets: Mapping[str, str],
+    command: str | tuple[str, ...], environment: Mapping[str, str], working_directory: str, secrets: Mapping[str, str],
     where: str,
-) -> None:
+) -> None:  # fmt: skip
     """Check the total size of the texts that are sent to a node with each start of a job. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
     texts = (*words, *environment.keys(), *environment.values(), working_directory, *secrets, *secrets.values())
@@ -792,13 +779,9 @@ def _ran_in_vain(job: JobRecord) -> bool:
 
 
 def count_job(
-    record: OperationRecord,
-    job: JobRecord,
-    now: float,
-    terms: retries.Terms = retries.NO_TERMS,
-    *,
+    record: OperationRecord, job: JobRecord, now: float, terms: retries.Terms = retries.NO_TERMS, *,
     blames_node: bool = False,
-) -> OperationRecord:
+) -> OperationRecord:  # fmt: skip
     """Return the record after a job ended: completed, failed, aborted or lost (3.6).
 
     If all jobs have completed, the operation is completed. If ``max_failed_job_count`` jobs have failed, or a job ended
@@ -848,12 +831,9 @@ def is_complete(record: OperationRecord) -> bool:
 
 
 def fail_by_jobs(
-    record: OperationRecord,
-    last: JobRecord,
-    now: float,
-    stopped: Mapping[str, int] = MappingProxyType({}),
+    record: OperationRecord, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({}),
     why: str = "",
-) -> OperationRecord:
+) -> OperationRecord:  # fmt: skip
     """Return the record of an operation with too many failed jobs. ``why``: why ``last`` was not started again."""
     failure, error = failures.too_many_failed(record, last)
     error = f"{error}; {why}" if why else error
@@ -866,12 +846,9 @@ def _note_aborted(record: OperationRecord, reason: str, number: int = 1) -> Oper
 
 
 def finish(
-    record: OperationRecord,
-    state: OperationState,
-    now: float,
-    error: str,
+    record: OperationRecord, state: OperationState, now: float, error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),
-) -> OperationRecord:
+) -> OperationRecord:  # fmt: skip
     """Return the record of an operation that ends. ``stopped``: task -> number of its jobs that this end stops."""
     counts = dict(record.counts)
     for task, number in stopped.items():

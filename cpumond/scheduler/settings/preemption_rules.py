@@ -46,9 +46,7 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0
     min_share_s = _seconds(settings.min_share_preemption_timeout, fair_share_s)
     rules = PreemptionRules(
-        tolerance=tolerance,
-        fair_share_timeout_s=fair_share_s,
-        min_share_timeout_s=min_share_s,
+        tolerance=tolerance, fair_share_timeout_s=fair_share_s, min_share_timeout_s=min_share_s,
         aggressive_timeout_s=settings.fair_share_aggressive_starvation_timeout / 1000.0,
         tolerance_limit=_given(settings.fair_share_starvation_tolerance_limit, tolerance),
         fair_share_timeout_limit_s=_seconds(settings.fair_share_preemption_timeout_limit, fair_share_s),
@@ -56,10 +54,9 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
         aggressive_starvation=settings.enable_aggressive_starvation,
         aggressive_preemption=settings.allow_aggressive_preemption,
         non_preemptible_threshold=_threshold(settings.non_preemptible_resource_usage_threshold),
-        min_run_time_s=settings.min_run_time / 1000.0,
-        max_min_run_time_s=settings.max_min_run_time / 1000.0,
+        min_run_time_s=settings.min_run_time / 1000.0, max_min_run_time_s=settings.max_min_run_time / 1000.0,
         says_min_share=settings.min_share_preemption_timeout is not None,
-    )
+    )  # fmt: skip
     return _within_limits(rules)
 
 
@@ -120,13 +117,9 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     if own == _operations(pool):
         return pool  # one object for all operations without values of their own
     return replace(
-        pool,
-        tolerance=tolerance,
-        fair_share_timeout_s=fair_share_s,
-        min_share_timeout_s=min_share_s,
-        non_preemptible_threshold=threshold,
-        min_run_time_s=run_s,
-    )
+        pool, tolerance=tolerance, fair_share_timeout_s=fair_share_s, min_share_timeout_s=min_share_s,
+        non_preemptible_threshold=threshold, min_run_time_s=run_s,
+    )  # fmt: skip
 
 
 _operations: Final = attrgetter(

@@ -237,13 +237,10 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
             note, outcome="used_up", why=f"retry rule {rule.text} allows no more retries: {why}"
         )
     return msgspec.structs.replace(
-        note,
-        outcome="retried",
-        due=now + find_delay_s(rule, times),
+        note, outcome="retried", due=now + find_delay_s(rule, times),
         memory=memory if memory > task.memory_limit else 0,
-        left=max(min(rule.times - times - 1, rule.per_operation - total - is_counted), 0),
-        is_counted=is_counted,
-    )
+        left=max(min(rule.times - times - 1, rule.per_operation - total - is_counted), 0), is_counted=is_counted,
+    )  # fmt: skip
 
 
 def follow_end(

@@ -67,20 +67,11 @@ def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str]
 
 
 def load(
-    state: State,
-    now: float,
-    *,
-    operations: Iterable[OperationRecord],
-    vaults: Iterable[SealedVault],
-    jobs: Iterable[JobRecord],
-    nodes: Iterable[NodeRecord],
-    starts: Iterable[StartRecord],
-    has_unstored_starts: bool,
-    tokens: Iterable[TokenRecord],
-    lost_nodes: Iterable[LostNode],
-    stages: Iterable[Stage],
+    state: State, now: float, *, operations: Iterable[OperationRecord], vaults: Iterable[SealedVault],
+    jobs: Iterable[JobRecord], nodes: Iterable[NodeRecord], starts: Iterable[StartRecord], has_unstored_starts: bool,
+    tokens: Iterable[TokenRecord], lost_nodes: Iterable[LostNode], stages: Iterable[Stage],
     of_budgets: Iterable[BudgetRecord] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Load the stored data of an earlier run, except the configuration, each kind in its original order.
 
     Jobs with a stored start count as being on their nodes at once. With ``has_unstored_starts`` some starts may not be

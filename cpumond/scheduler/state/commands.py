@@ -75,13 +75,9 @@ MAX_MESSAGE = 1000
 
 
 def prepare(
-    state: State,
-    command: Command,
-    user: str,
-    now: float,
-    new_id: Callable[[], str],
+    state: State, command: Command, user: str, now: float, new_id: Callable[[], str],
     ahead: admission.Ahead = admission.NONE_AHEAD,
-) -> Transaction:
+) -> Transaction:  # fmt: skip
     """Return the change that a command makes; the state stays as it is. Raises CommandError if it is refused.
 
     ``ahead``: operations whose starts are stored in the same write, before this command. A start is also refused if
@@ -228,7 +224,8 @@ def with_parent(
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None
     if above is not None and not above.is_root and above.name not in config.pools:
-        if not (above.config is not None and any(each.id == above.config.id for each in config.pools.values())):
+        is_renamed = above.config is not None and any(each.id == above.config.id for each in config.pools.values())
+        if not is_renamed:
             parents[tree] = above.name
     return parents
 
@@ -248,13 +245,9 @@ def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
 
 
 def _prepare_start(
-    state: State,
-    command: operations.StartOperation,
-    user: str,
-    now: float,
-    new_id: Callable[[], str],
+    state: State, command: operations.StartOperation, user: str, now: float, new_id: Callable[[], str],
     ahead: admission.Ahead,
-) -> Transaction:
+) -> Transaction:  # fmt: skip
     if command.type != "vanilla":
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
@@ -313,21 +306,11 @@ def _prepare_start(
     operation_id, keys = new_id(), state.rules.vault_keys
     vaults = (keys.seal(operation_id, asked.secrets),) if keys is not None and asked.secrets else ()
     record = OperationRecord(
-        id=operation_id,
-        sequence=state.sequence + 1 + ahead.count,
-        user=user,
-        start_time=now,
-        tasks=asked.tasks,
-        trees=chosen,
-        type=command.type,
-        state="running" if running else "pending",
-        running_in=tuple(running),
-        **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
-        spec=spec,
-        parents=parents,
-        acl=asked.acl,
-        vault_bytes=sum(vault.size for vault in vaults),
-    )
+        id=operation_id, sequence=state.sequence + 1 + ahead.count, user=user, start_time=now, tasks=asked.tasks,
+        trees=chosen, type=command.type, state="running" if running else "pending", running_in=tuple(running),
+        **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__}, spec=spec, parents=parents,
+        acl=asked.acl, vault_bytes=sum(vault.size for vault in vaults),
+    )  # fmt: skip
     is_reserving = all(state.trees[name].config.settings.enable_memory_reserve for name in chosen)
     record = memory_reserve.set_reserves(record, is_reserving)
     record = incarnations.begin_first(record)
@@ -444,12 +427,9 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
             told.append(f'no node of tree "{name}" fits {TAG_FILTER} now')
     noted = operations.read_changed_annotations(parameters)
     changed = msgspec.structs.replace(
-        record,
-        trees=trees,
-        parents=parents,
-        acl=record.acl if acl is None else acl,
+        record, trees=trees, parents=parents, acl=record.acl if acl is None else acl,
         annotations=record.annotations if noted is None else noted,
-    )
+    )  # fmt: skip
     return Transaction(operations=(changed,), warnings=tuple(told))
 
 

@@ -180,16 +180,10 @@ def answer(state: State, node_id: str, receipt: Receipt, now: float) -> Heartbea
     stop += node.unwanted.values()
     node.unwanted.clear()
     return HeartbeatAnswer(
-        accepted=True,
-        start=_make_orders(state, node, now),
-        stop=stop,
-        acknowledged=receipt.acknowledged,
-        differences=True,
-        period_s=state.period_s if state.period_s > state.rules.heartbeat_period_s else None,
-        knows_about=node.about is not None,
-        level=node.level,
-        knows_stderr_size=True,
-    )
+        accepted=True, start=_make_orders(state, node, now), stop=stop, acknowledged=receipt.acknowledged,
+        differences=True, period_s=state.period_s if state.period_s > state.rules.heartbeat_period_s else None,
+        knows_about=node.about is not None, level=node.level, knows_stderr_size=True,
+    )  # fmt: skip
 
 
 def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
@@ -239,31 +233,17 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
         return None
     is_idle = is_in_idle_class(job)
     return JobOrder(
-        job_id=job.id,
-        operation_id=record.id,
-        task=task.name,
-        pool=job.element.options.pool,
-        cpu_limit=task.cpu_limit,
-        memory_limit=task.memory_limit,
-        user_slots=task.user_slots,
-        command=_find_command(task),
-        environment=task.environment,
-        user=record.user,
-        job_cpu_monitor=record.job_cpu_monitor,
-        wait_s=state.rules.waiting_job_timeout_s,
-        interruptible=task.interruptible,
-        interruption_signal=task.interruption_signal,
-        signal_root_process_only=task.signal_root_process_only,
-        max_stderr_bytes=task.max_stderr_size or 0,
-        working_directory=task.working_directory,
-        checkpoints=task.checkpoints,
-        reclaimed=is_idle,
+        job_id=job.id, operation_id=record.id, task=task.name, pool=job.element.options.pool, cpu_limit=task.cpu_limit,
+        memory_limit=task.memory_limit, user_slots=task.user_slots, command=_find_command(task),
+        environment=task.environment, user=record.user, job_cpu_monitor=record.job_cpu_monitor,
+        wait_s=state.rules.waiting_job_timeout_s, interruptible=task.interruptible,
+        interruption_signal=task.interruption_signal, signal_root_process_only=task.signal_root_process_only,
+        max_stderr_bytes=task.max_stderr_size or 0, working_directory=task.working_directory,
+        checkpoints=task.checkpoints, reclaimed=is_idle,
         set_container_cpu_limit=None if job.has_ceiling is not is_idle else job.has_ceiling,
-        cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves,
-        variables=_list_variables(job),
-        secrets=secrets,
-        memory_reserve=job.memory_reserve,
-    )
+        cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves, variables=_list_variables(job),
+        secrets=secrets, memory_reserve=job.memory_reserve,
+    )  # fmt: skip
 
 
 def _list_variables(job: Job) -> dict[str, str]:

@@ -67,15 +67,9 @@ def start(state: State, job: Job) -> None:
 
 
 def stop(
-    state: State,
-    job: Job,
-    kind: Any,
-    why: str,
-    now: float,
-    record: PreemptionRecord | None = None,
-    fails: bool = False,
-    alone: bool = False,
-) -> None:
+    state: State, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None,
+    fails: bool = False, alone: bool = False,
+) -> None:  # fmt: skip
     """Stop a job: it leaves all counters at once, and is replaced if its operation continues (6.7).
 
     All other jobs of its gang are stopped with it unless ``alone``; the plan of a preemption includes them itself.

@@ -166,13 +166,9 @@ def count_held(cores: float, counted: float | None, finished: FinishedJob | None
 
 
 def job_record(
-    job: Job,
-    state: JobState,
-    now: float,
-    finished: FinishedJob | None = None,
-    reason: str = "",
+    job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = "",
     may_have_run: bool = False,
-) -> JobRecord:
+) -> JobRecord:  # fmt: skip
     """Return the record of a live job that has ended.
 
     A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before its time to end

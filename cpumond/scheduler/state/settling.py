@@ -158,12 +158,9 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
     jobs = tuple(lifecycle.blame_switches(state, _drop_repeated(fresh.values())))
     removed = [node for node in gone if node.id not in back]
     return msgspec.structs.replace(
-        change,
-        jobs=jobs,
-        operations=count_ended(state, jobs, now),
-        removed_nodes=tuple(node.id for node in removed),
+        change, jobs=jobs, operations=count_ended(state, jobs, now), removed_nodes=tuple(node.id for node in removed),
         lost_nodes=tuple(lost_node(node, jobs, now) for node in removed),
-    )
+    )  # fmt: skip
 
 
 def _is_news(state: State, ended: JobRecord) -> bool:

@@ -151,25 +151,13 @@ def list_settled(state: State, settled: Mapping[str, CorePair], stops: Iterable[
 def make_start_record(job: Job) -> StartRecord:
     incarnation, gang_rank = job.in_gang
     record = StartRecord(
-        id=job.id,
-        operation_id=job.element.operation.id,
-        task=job.task.name,
-        tree=job.element.tree.name,
-        node_id=job.node.id,
-        start_time=job.start_time,
-        sequence=job.sequence,
-        reclaimed=job.reclaimed,
-        cookie=job.cookie,
-        job_index=job.index,
-        task_job_index=job.task_index,
-        set_container_cpu_limit=job.set_container_cpu_limit,
-        memory_reserve=job.memory_reserve,
-        memory_limit=job.grown_memory,
-        incarnation=incarnation,
-        gang_rank=gang_rank,
-        counted=job.settled,
+        id=job.id, operation_id=job.element.operation.id, task=job.task.name, tree=job.element.tree.name,
+        node_id=job.node.id, start_time=job.start_time, sequence=job.sequence, reclaimed=job.reclaimed,
+        cookie=job.cookie, job_index=job.index, task_job_index=job.task_index,
+        set_container_cpu_limit=job.set_container_cpu_limit, memory_reserve=job.memory_reserve,
+        memory_limit=job.grown_memory, incarnation=incarnation, gang_rank=gang_rank, counted=job.settled,
         backfill_until=job.backfill_until,
-    )
+    )  # fmt: skip
     if job.stop is None:
         return record
     told = job.stop.record

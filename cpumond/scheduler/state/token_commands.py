@@ -88,18 +88,11 @@ def prepare_token(tokens: TokenTable, command: TokenCommand, user: User, now: fl
         raise CommandError("a token with this id exists; create another one")
     maker = None if user.admin else tokens.find_id(user.token_id)
     record = TokenRecord(
-        hash=command.hash,
-        user=command.user,
-        role=command.role,
-        pattern=command.pattern,
+        hash=command.hash, user=command.user, role=command.role, pattern=command.pattern,
         groups=tuple(sorted(set(command.groups) - (frozenset() if user.admin else user.configured_groups))),
-        needs_entry=user.needs_entry,
-        note=command.note,
-        created_at=now,
-        created_by=user.acting or user.name,
-        made_with="" if user.admin else user.token_id,
-        expires_at=_find_end(command.expires_s, maker, now),
-    )
+        needs_entry=user.needs_entry, note=command.note, created_at=now, created_by=user.acting or user.name,
+        made_with="" if user.admin else user.token_id, expires_at=_find_end(command.expires_s, maker, now),
+    )  # fmt: skip
     forgotten = tuple(_find_forgotten(tokens, record, user.admin, now))
     return Transaction(tokens=(record,), forgotten_tokens=forgotten, id=record.id)
 

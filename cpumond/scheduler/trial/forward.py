@@ -135,12 +135,9 @@ class Forward:
         """Node kind -> free resources and ``unordered_cores`` where nothing fitted since the last update or change."""
 
     def run(
-        self,
-        until: float,
-        commands: tuple[Command, ...] = (),
-        user: str = "",
+        self, until: float, commands: tuple[Command, ...] = (), user: str = "",
         enough: Callable[[], bool] = lambda: False,
-    ) -> Course:
+    ) -> Course:  # fmt: skip
         """Return what happens before ``until`` if the only input is ``commands`` and what the ``Load`` decides. Raises
         CommandError if a command is refused. ``enough`` is called now and then; if it returns true, this stops."""
         course = self.course
@@ -166,12 +163,9 @@ class Forward:
     # --- events
 
     def _at(
-        self,
-        at: float,
-        kind: Literal["update", "beat", "end", "arrival", "settles"],
-        node_id: str = "",
+        self, at: float, kind: Literal["update", "beat", "end", "arrival", "settles"], node_id: str = "",
         job_id: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         rank = 0 if kind in ("end", "settles", "arrival") else 1 if kind == "update" else 2
         heappush(self._events, _Event(at, rank, next(self._numbers), kind, node_id, job_id))
 
