@@ -23,20 +23,14 @@ class Cluster(World):
     def __init__(self, cpu=0.0, **options):
         super().__init__(Rules(), START_S, **options)
         if cpu:
-            self.host(cpu)
+            self.node("host", cpu, user_slots=100, address="host:1")
 
     @property
     def result(self):
         return self.updates["default"][1] if self.updates else None
 
-    def set(self, pool, path, value):
-        self.do(ChangePool("default", pool, (Edit(tuple(path.split("/")), value),)))
-
     def begin(self, pool, jobs=1, user="ann", **spec):
         return self.start(pool, user, jobs, **spec)
-
-    def host(self, cpu=10.0):
-        self.node("host", cpu, user_slots=100, address="host:1")
 
     def pass_time(self, seconds=1.0):
         self.after(seconds).update()
@@ -351,7 +345,7 @@ def test_a_value_set_after_the_update_is_shown_at_once():
         "max_share_ratio": 0.1, "fair_share_starvation_tolerance": 0.5, "fair_share_preemption_timeout": 45_000,
     }  # fmt: skip
     for path, value in changes.items():
-        cluster.set("p", path, value)
+        cluster.do(ChangePool("default", "p", (Edit(tuple(path.split("/")), value),)))
     expected = {
         "integral_pool_capacity": 8640.0, "specified_resource_flow": {"cpu": 100.0}, "weight": 7.0,
         "max_share_ratio": 0.1, "specified_resource_limits": {"cpu": 250.0},

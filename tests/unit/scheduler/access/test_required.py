@@ -278,10 +278,8 @@ def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
         return teams.needs(Undo(1, tuple(compare_configs(before, teams.state.config))))
 
     assert undo(commands.ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
-    assert undo(commands.ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {
-        ("write", "c"),
-        ("write", "b"),
-    }
+    less = commands.ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))
+    assert undo(less) == {("write", "c"), ("write", "b")}
     teams.set_pool("c", acl=[entry("ann", "administer")])
     # The list of what was below comes back with it.
     back = {("modify_children", "a"), ("write", "a"), ("administer", "a")}
@@ -304,18 +302,14 @@ def test_12_3_operations_need_manage(teams):
     with pytest.raises(CommandError, match="No such operation x"):
         teams.needs(operations.AbortOperation("x"))
     started = teams.start("c", user="bob")
-    for kind in (
-        operations.AbortOperation,
-        operations.CompleteOperation,
-        operations.SuspendOperation,
-        operations.ResumeOperation,
-    ):
-        assert teams.needs(kind(started)) == {("manage", started)}
+    manage = {("manage", started)}
+    ends = operations.AbortOperation(started), operations.CompleteOperation(started)
+    for command in (*ends, operations.SuspendOperation(started), operations.ResumeOperation(started)):
+        assert teams.needs(command) == manage
 
     def update(**parameters: Any) -> set[tuple[str, str]]:
         return teams.needs(operations.UpdateOperation(started, parameters))
 
-    manage = {("manage", started)}
     assert update(weight=2) == update(pool="c") == update(nonsense=1) == manage
     assert update(acl=[]) == {*manage, ("administer", started)}
     assert update(pool="z") == {*manage, ("use", "z")}

@@ -17,16 +17,13 @@ def make() -> World:
     return world
 
 
-def fair_cores(world: World, *names: str) -> list[float]:
-    return [round(world.pool(name).fair_share[1] * 90, 6) for name in names]
-
-
 def test_children_share_beside_their_parents_siblings() -> None:
     world = make()
     for name in ("physics", "climate", "genome"):
         world.start(name, jobs=90)
     world.settle_down()
-    assert fair_cores(world, "physics", "climate", "genome", "projects") == [10.0, 50.0, 30.0, 80.0]
+    cores = [world.share(name) * 90 for name in ("physics", "climate", "genome", "projects")]
+    assert cores == pytest.approx([10.0, 50.0, 30.0, 80.0])
     assert world.cores("physics") + world.cores("projects") == 90
     assert_consistent(world.state)
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler_world import World, assert_consistent, burst
 
 from cpumond.fairshare import fair_share_update
-from cpumond.fairshare.resources import CPU, scale
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.settings.commands import RemovePool
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import updates
@@ -31,9 +31,6 @@ class Farm(World):
 
     def volume(self, name: str) -> float:
         return self.pool(name).volume[CPU] / self.tree().total[CPU]
-
-    def give(self, name: str, volume: float) -> None:
-        self.pool(name).volume = scale(self.tree().total, volume)
 
     def pass_time(self, seconds: float, period: float = 10.0) -> None:
         """Updates only; no job starts."""

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from scheduler_world import ServedNode, StillClock, World
+from scheduler_world import ServedNode, StillClock, World, make_task
 from watched_store import make_scheduler
 
 from cpumond.api import overview
@@ -26,11 +26,6 @@ from cpumond.scheduler.state.reports import count_held
 HOUR_S = 3600.0
 NOON_S = datetime.datetime(2026, 11, 10, 12, tzinfo=datetime.UTC).timestamp()
 PERIODS = ("month", "week", "day", "rolling")
-
-
-def spec(pool: str, jobs: int = 4, user: str = "ann") -> StartOperation:
-    task = {"command": "true", "job_count": jobs, "cpu_limit": 1.0, "memory_limit": 1}
-    return StartOperation({"tasks": {"t": task}, "pool": pool, "max_failed_job_count": 99})
 
 
 class Cluster:
@@ -56,7 +51,9 @@ class Cluster:
         await self.scheduler.execute(ChangePool("default", "a", edits), "root")
 
     async def start(self, pool: str, jobs: int = 4, user: str = "ann") -> str:
-        return (await self.scheduler.execute(spec(pool, jobs), user)).id
+        tasks = {"t": make_task(jobs, memory_limit=1)}
+        command = StartOperation({"tasks": tasks, "pool": pool, "max_failed_job_count": 99})
+        return (await self.scheduler.execute(command, user)).id
 
     async def begin_full(self, hours: float = 0.0, **budget: Any) -> None:
         """Then an operation of pool "a" fills the node, and so long passes."""

@@ -50,12 +50,9 @@ class Tried:
 
     def __init__(self, *commands: ConfigCommand) -> None:
         self.config = EMPTY
-        self._ids = itertools.count(1)
+        self.new_id = (f"{number:x}-0-0-1" for number in itertools.count(1)).__next__
         for command in commands:
             self.do(command)
-
-    def new_id(self) -> str:
-        return f"{next(self._ids):x}-0-0-1"
 
     def do(
         self, command: ConfigCommand, nodes: dict[str, list[str]] = NODES, name_pattern: str = NAME_REGEX
@@ -77,9 +74,6 @@ class Tried:
 
     def names(self, tree: str = "t") -> list[str]:
         return list(self.config.trees[tree].pools)
-
-    def parents(self) -> dict[str, str]:
-        return {pool.name: pool.parent for pool in self.config.trees["t"].pools.values()}
 
 
 def strong(**amounts: float) -> dict[str, Any]:
@@ -251,7 +245,8 @@ def test_a_pool_is_renamed_and_moved(by_attributes: bool) -> None:
     outcome = tried.do(command)
     assert (outcome.id, outcome.changed) == (b1.id, True)
     assert tried.names() == ["a", "z", "b11", "b", "b2"]
-    assert tried.parents() == {"a": ROOT_POOL, "z": "a", "b11": "z", "b": ROOT_POOL, "b2": "b"}
+    parents = {pool.name: pool.parent for pool in tried.config.trees["t"].pools.values()}
+    assert parents == {"a": ROOT_POOL, "z": "a", "b11": "z", "b": ROOT_POOL, "b2": "b"}
     assert tried.pool("b11").id == before.trees["t"].pools["b11"].id
     assert tried.pool("z").settings.weight == (3.0 if by_attributes else None)
     for name in ("a", "b", "b2"):

@@ -49,15 +49,6 @@ def canary(**more):
     return Stage(**{**given, "canaries": ["n1", "n2"], **more})
 
 
-def run(stage, *rounds, period_s=5.0):
-    """Checks one after another; the verdict of each."""
-    watch, verdicts = Watch(), []
-    for number, seen in enumerate(rounds):
-        watch, verdict = check(stage, seen, watch, number * period_s)
-        verdicts.append(verdict)
-    return watch, verdicts
-
-
 def counts(late=0.0, writes=0, errors=0, run="r", at=None, proves=True):
     return CanaryCounts(run, late, writes, errors, next(heard) if at is None else at, proves)
 
@@ -215,7 +206,10 @@ GOES_ON = {"canary_period_s": 10.0}
     ],
 )  # fmt: skip
 def test_what_becomes_of_a_canary(stage, rounds, actions, why):
-    _, verdicts = run(canary(**stage), *rounds)
+    watch, verdicts = Watch(), []
+    for number, seen in enumerate(rounds):
+        watch, verdict = check(canary(**stage), seen, watch, 5.0 * number)
+        verdicts.append(verdict)
     assert [each.action for each in verdicts] == actions
     assert why in verdicts[-1].why
 

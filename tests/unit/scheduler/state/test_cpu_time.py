@@ -10,11 +10,8 @@ from cpumond.scheduler.settings.commands import MovePool
 
 @pytest.fixture
 def world():
-    world = World()
-    world.node("n1")
-    world.create_pool("a")
+    world = World(pools=["a", "c"], nodes={"n1": 10})
     world.create_pool("b", "a")
-    world.create_pool("c")
     yield world
     assert_consistent(world.state)
 

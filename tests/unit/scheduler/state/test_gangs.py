@@ -26,16 +26,12 @@ def make_gang(**more: Any) -> tuple[World, str]:
     return world, gang
 
 
-def nodes_of(world: World, operation: str) -> list[str]:
-    return sorted(job.node.id for job in world.jobs_of(operation))
-
-
 def test_all_jobs_start_with_one_heartbeat_and_are_stored_in_one_write():
     world = make_world()
     gang = world.start(jobs=3, cpu=2.0, is_gang=True)
     world.after(1.0).update()
     world.beat(world.nodes["n1"])
-    assert nodes_of(world, gang) == ["n0", "n1", "n2"]
+    assert sorted(job.node.id for job in world.jobs_of(gang)) == ["n0", "n1", "n2"]
     assert sum(kind == "start" for kind, _ in world.stored) == 3
     world.beat()
     assert all(len(node.jobs) == 1 for node in world.nodes.values())
