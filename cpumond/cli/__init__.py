@@ -36,76 +36,56 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "restore": ("agent.service", "Restore the original limits after the agent died (ExecStopPost)."),
     },
     "Jobs and operations": {
-        "run": (
-            "scheduler.running",
-            "Run a command as an operation, with its output and exit code here; Ctrl-C aborts it.",
-        ),
-        "operation": (
-            "scheduler.operations",
-            "Operations: start, wait, list, show, why, jobs, log, set, patch, abort, suspend, resume, complete.",
-        ),
+        "run": ("scheduler.running",
+            "Run a command as an operation, with its output and exit code here; Ctrl-C aborts it."),
+        "operation": ("scheduler.operations",
+            "Operations: start, wait, list, show, why, jobs, log, set, patch, abort, suspend, resume, complete."),
         "why": ("scheduler.why", "Explain why CPU is idle while operations wait, and what to change."),
     },
     "Pools and trees": {
         "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
-        "tree": (
-            "scheduler.pools",
-            "Pool trees of the scheduler: list, show, create, set, remove, export, import, plan, apply.",
-        ),
+        "tree": ("scheduler.pools",
+            "Pool trees of the scheduler: list, show, create, set, remove, export, import, plan, apply."),
         "undo": ("scheduler.events", "Undo a change of pools or trees."),
     },
     "Nodes and roll-out": {
         "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain, tag."),
         "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do with limits, problems."),
-        "rollout": (
-            "scheduler.rollout",
-            "What the agents of groups of nodes may do with limits; a canary group first.",
-        ),
+        "rollout": ("scheduler.rollout",
+            "What the agents of groups of nodes may do with limits; a canary group first."),
         "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),
     },
     "The scheduler": {
         "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
-        "store": (
-            "scheduler.store",
-            "Copy the scheduler's state between SQLite and PostgreSQL while no scheduler runs.",
-        ),
+        "store": ("scheduler.store",
+            "Copy the scheduler's state between SQLite and PostgreSQL while no scheduler runs."),
         "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
-        "can": (
-            "scheduler.rights",
-            "Whether a user may do something on the running scheduler, and which rule decides it.",
-        ),
+        "can": ("scheduler.rights",
+            "Whether a user may do something on the running scheduler, and which rule decides it."),
         "events": ("scheduler.events", "Events of pools, nodes and operations; --follow prints new ones."),
         "audit": ("scheduler.events", "Who did what, and which requests were refused: a table, or lines of JSON."),
     },
     "Reports and trials": {
-        "report": (
-            "scheduler.report",
-            "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON.",
-        ),
-        "estimate": (
-            "agent.estimate",
-            "Estimate what would be reclaimed on this host, or from a Prometheus; never writes.",
-        ),
+        "report": ("scheduler.report",
+            "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON."),
+        "estimate": ("agent.estimate",
+            "Estimate what would be reclaimed on this host, or from a Prometheus; never writes."),
         "dry-run": ("agent.watch", "Watch one real cgroup and print what would be reclaimed; never writes."),
         "record": ("agent.watch", "Record a trace of a live cgroup for `cpumond replay`."),
         "replay": ("agent.simulate", "Run the monitor over a recorded trace."),
-        "simulate": (
-            "agent.simulate",
-            "What a rule would free under a given load, and how often it would hold the job back.",
-        ),
+        "simulate": ("agent.simulate",
+            "What a rule would free under a given load, and how often it would hold the job back."),
         "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
         "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
-        "cluster": (
-            "scheduler.cluster",
-            "A scheduler and some agents with real jobs on this machine, for experiments.",
-        ),
+        "cluster": ("scheduler.cluster",
+            "A scheduler and some agents with real jobs on this machine, for experiments."),
         "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, for testing reports."),
     },
     "Shells and programs": {
         "completion": ("completion", "Print the shell code that completes commands and names: bash, zsh, fish."),
         "schema": ("schema", "Print the JSON Schema of a message, or of a command's --json output."),
     },
-}
+}  # fmt: skip
 """Commands grouped by their users: command -> (module of this package, line of help). The function of a command in its
 module is ``<name>_command``."""
 

@@ -230,8 +230,7 @@ def read_history(
         return prometheus.read_range(expression, start_s, end_s, step_s)
 
     reader = read_cadvisor if chosen == "cadvisor" else read_cpumond
-    histories = reader(read, match, notes)
-    histories = [each for each in histories if len(each.usage) > 1]
+    histories = [each for each in reader(read, match, notes) if len(each.usage) > 1]
     if not histories:
         raise UnavailableError(
             f"{prometheus.url}: no workload has two samples in the last {format_span(since_s)}; extend the time with "
@@ -250,17 +249,14 @@ def read_history(
     known = [row for row in rows if row.estimate.watched_s > 0.0]
     if not known:
         raise UnavailableError(f"{prometheus.url}: the samples are too far apart for a --step of {step_s:g} s")
-    first = min(min(each.usage) for each in histories)
-    last = max(max(each.usage) for each in histories)
-    if last - first < since_s * 0.9:
-        notes.append(f"Prometheus has only {format_span(last - first)} of it")
-    missing = sum(row.estimate.missing_s > 0.01 * (last - first) for row in known)
+    length_s = max(max(each.usage) for each in histories) - min(min(each.usage) for each in histories)
+    if length_s < since_s * 0.9:
+        notes.append(f"Prometheus has only {format_span(length_s)} of it")
+    missing = sum(row.estimate.missing_s > 0.01 * length_s for row in known)
     if missing:
         notes.append(f"{count(missing, 'workload has', 'workloads have')} gaps in the history; gaps are left out")
     named_notes = [f"Prometheus warns: {each}" for each in sorted(prometheus.warnings)]
-    return Findings(
-        "prometheus", prometheus.url, last - first, since_s, step_s, None, known, timeline, notes, named_notes
-    )
+    return Findings("prometheus", prometheus.url, length_s, since_s, step_s, None, known, timeline, notes, named_notes)
 
 
 USAGE: Final = {"cadvisor": "container_cpu_usage_seconds_total", "cpumond": "cpumond_job_cpu_seconds_total"}
@@ -463,13 +459,9 @@ def _replay(
     for at_s, cores in zip(times, ordered, strict=True):
         if cores is not None and known:
             watch.move_hard(cores)
-        reading = CpuReading(
-            history.usage[at_s],
-            at_s - start_s,
-            0,
-            int(history.periods.get(at_s, previous.nr_periods if previous else 0)),
-            int(history.throttled.get(at_s, previous.nr_throttled if previous else 0)),
-        )
+        periods = int(history.periods.get(at_s, previous.nr_periods if previous else 0))
+        throttled = int(history.throttled.get(at_s, previous.nr_throttled if previous else 0))
+        reading = CpuReading(history.usage[at_s], at_s - start_s, 0, periods, throttled)
         for each in interpolate(previous, reading, check_s, GAP_STEPS * step_s):
             watch.add(each)
         previous = reading
@@ -507,12 +499,9 @@ def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, long
             for number in range(1, parts):
                 share = number / parts
                 yield CpuReading(
-                    before.total_cpu_s + used * share,
-                    at_s + length_s * share,
-                    0,
-                    before.nr_periods + int(periods * share),
-                    before.nr_throttled + int(throttled * share),
-                )
+                    before.total_cpu_s + used * share, at_s + length_s * share, 0,
+                    before.nr_periods + int(periods * share), before.nr_throttled + int(throttled * share),
+                )  # fmt: skip
     yield now
 
 

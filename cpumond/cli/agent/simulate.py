@@ -176,9 +176,8 @@ def simulate_command(
     for number, rows in enumerate(results, len(results) > 1):
         if headings[number]:
             print_text(headings[number])
-        print_table(
-            [first, *(f">{name}" for name in others)], [[show(row) for show in COLUMNS.values()] for row in rows]
-        )
+        cells = [[show(row) for show in COLUMNS.values()] for row in rows]
+        print_table([first, *(f">{name}" for name in others)], cells)
 
 
 def read_compared(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:

@@ -135,13 +135,11 @@ class Story:
         self._take_pools(now_s)
 
     def read_quotas(self) -> None:
-        """Read the limits in force from the cgroups."""
         for job in self.jobs.values():
             if job.lives:
                 self._read_quota(job)
 
     def _read_limits(self) -> None:
-        """Read quotas from the cgroups, or guarantees from the agent."""
         if self.actuator == "quota":
             self.read_quotas()
         else:

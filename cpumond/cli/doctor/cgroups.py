@@ -33,14 +33,10 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
     try:
         hierarchies = find_hierarchies(mounts, source)
     except UnavailableError as error:
-        return [
-            Finding("cgroups", "fail", str(error), "mount cgroup2 or the v1 cpu controller; in a container, the host's")
-        ]
-    findings = [
-        Finding(
-            "cgroups", "ok", f"layout {hierarchies.layout}, limits are written in version {hierarchies.cpu_version}"
-        )
-    ]
+        advice = "mount cgroup2 or the v1 cpu controller; in a container, the host's"
+        return [Finding("cgroups", "fail", str(error), advice)]
+    text = f"layout {hierarchies.layout}, limits are written in version {hierarchies.cpu_version}"
+    findings = [Finding("cgroups", "ok", text)]
     for controller, needed in (("cpu", True), ("cpuacct", hierarchies.cpu_version == 1), ("cpuset", True)):
         places = [f"{m.mount_point} (v{m.version})" for m in mounts if controller in m.controllers]
         if places:
@@ -164,9 +160,8 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
     doubled = sorted(job_id for job_id, times in ids.items() if times > 1)
     if doubled:
         text = f"several cgroups become the job {doubled[0]!r}" + (" (and others)" if len(doubled) > 1 else "")
-        findings.append(
-            Finding(check, "warn", text, "all but the first are left out; give an id_regex that distinguishes them")
-        )
+        advice = "all but the first are left out; give an id_regex that distinguishes them"
+        findings.append(Finding(check, "warn", text, advice))
     refused: dict[str, list[str]] = {}
     for path in named:
         settings = config.resolve_settings(source, named[path].operation_id, named[path].layer)
@@ -208,15 +203,10 @@ def check_limit_files(
     findings = []
     if version == 2 and any(directory in units for directory in without):
         plain = [directory for directory in without if directory in units]
-        text = (
-            f"{count(len(plain), 'unit')} without {needed[0]} so far, for example {plain[0]}: its first limit creates "
-            "it"
-        )
-        name = os.path.basename(plain[0])
-        advice = (
-            f"where the agent may not set properties of units: systemctl set-property --runtime {name} CPUWeight=100"
-        )
-        findings.append(Finding("limit files", "warn", text, advice))
+        text = f"{count(len(plain), 'unit')} without {needed[0]} so far, for example {plain[0]}"
+        command = f"systemctl set-property --runtime {os.path.basename(plain[0])} CPUWeight=100"
+        advice = f"where the agent may not set properties of units: {command}"
+        findings.append(Finding("limit files", "warn", f"{text}: its first limit creates it", advice))
         existing = [directory for directory in existing if directory not in plain]
         without = [directory for directory in without if directory not in plain]
         if not existing:
@@ -250,9 +240,8 @@ def check_rights(version: int, directories: list[str]) -> Finding:
     name = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
     files = [path for directory in directories if os.path.exists(path := os.path.join(directory, name))]
     if not files:
-        return Finding(
-            "rights", "warn", "there is no job whose limit could be examined", "run doctor again when a job runs"
-        )
+        text = "there is no job whose limit could be examined"
+        return Finding("rights", "warn", text, "run doctor again when a job runs")
     closed = [path for path in files if not may(path, os.W_OK)]
     if not closed:
         return Finding("rights", "ok", f"{find_user()} may write the limits of {count(len(files), 'cgroup')}")

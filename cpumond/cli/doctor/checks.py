@@ -79,19 +79,13 @@ def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
     """Check the kernel's inotify limits against ``watches``, the number of the jobs' limit files; directories of
     sources need further watches."""
     if not limits:
-        return [
-            Finding(
-                "inotify", "warn", "its limits are not visible here", "without it limits are re-read at each rescan"
-            )
-        ]
+        advice = "without it limits are re-read at each rescan"
+        return [Finding("inotify", "warn", "its limits are not visible here", advice)]
     per_user, instances = limits["max_user_watches"], limits["max_user_instances"]
     text = f"max_user_watches {per_user}, about {watches} needed now; max_user_instances {instances}, 1 needed"
     if watches > per_user * 0.9:
-        advice = (
-            f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}; until then writes by other programs are "
-            "noticed late"
-        )
-        return [Finding("inotify", "warn", text, advice)]
+        advice = f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}"
+        return [Finding("inotify", "warn", text, f"{advice}; until then writes by other programs are noticed late")]
     if instances < 16:
         return [Finding("inotify", "warn", text, "sysctl fs.inotify.max_user_instances=128; other programs share them")]
     return [Finding("inotify", "ok", text)]
@@ -109,10 +103,8 @@ def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Fin
     engines = {name: [kind for kind, facts in FACTS.items() if name in facts.writes] for name in running & set(WRITERS)}
     found = sorted(name for name, of_kinds in engines.items() if set(of_kinds).isdisjoint(kinds))
     if not found:
-        text = "no program known to change quotas runs here"
-        if engines:
-            text = f"{' and '.join(sorted(engines))}: a source follows its requests"
-        return [Finding("other writers", "ok", text)]
+        followed = f"{' and '.join(sorted(engines))}: a source follows its requests"
+        return [Finding("other writers", "ok", followed if engines else "no program known to change quotas runs here")]
     otherwise = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
     findings = []
     for name in found:
@@ -127,9 +119,8 @@ def check_systemd(booted: bool, version: str) -> Finding:
     """Whether systemd runs this machine, so that it can restart the agent and restore limits."""
     if not booted:
         advice = "the program that starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
-        return Finding(
-            "systemd", "warn", "does not run this machine" + (f" ({version} is installed)" if version else ""), advice
-        )
+        installed = f" ({version} is installed)" if version else ""
+        return Finding("systemd", "warn", f"does not run this machine{installed}", advice)
     number = re.search(r"\d+", version)
     if number is not None and int(number[0]) < 240:
         return Finding("systemd", "warn", version, "cpumond.service was tested with systemd 252 and later")
@@ -144,9 +135,8 @@ def check_clock(directory: str) -> list[Finding]:
     if current in SLOW_CLOCKS:
         advice = "a slow one: each reading accesses hardware; see the kernel's log on why tsc was marked unstable"
         return [Finding("clock", "warn", f"clock source {current}", advice)]
-    return [
-        Finding("clock", "ok", f"clock source {current}; rates use the monotonic clock, wall clock steps do no harm")
-    ]
+    text = f"clock source {current}; rates use the monotonic clock, wall clock steps do no harm"
+    return [Finding("clock", "ok", text)]
 
 
 def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
@@ -174,9 +164,8 @@ def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
     if not seen.running:
         advice = "start it with `systemctl start cpumond` or `cpumond agent --config FILE`"
         return [Finding("agent", "warn", f"none runs: no process holds {lock}", advice)]
-    who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
-    if seen.since is not None:
-        who += f", since {format_time(seen.since)}"
+    who = "an agent runs" + ("" if seen.pid is None else f", pid {seen.pid}")
+    who += "" if seen.since is None else f", since {format_time(seen.since)}"
     findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
     if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
         text = f"it runs with {seen.config}, but {config.path} is examined"
@@ -324,10 +313,9 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         advice = 'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may remove their limits'
         findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
     if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
+        text = "an agent that is not root runs jobs as its own account only"
         advice = "run the agent as root, or set [executor] user to the account it runs as"
-        findings.append(
-            Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
-        )
+        findings.append(Finding("executor", "warn", text, advice))
     if options.user or options.allow_root:
         secrets = "each job can read environment, files and logs of the others, regardless of read_secrets"
         who = f"all jobs run as {options.user}: {secrets}" if options.user else "jobs of root run as root"

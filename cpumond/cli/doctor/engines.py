@@ -67,15 +67,13 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
             return [Finding(check, "warn", text, "correct its pattern, or remove it")]
         return [Finding(check, "ok", f"{shown}: no {seen.facts.noun} runs now")]
     text = f"{shown} finds {count(len(own), seen.facts.noun)}{format_some(job.job_id for job in own)}"
-    if seen.kind == "slurm":
-        text += _describe_slurm([job.path for job in own])
+    text += _describe_slurm([job.path for job in own]) if seen.kind == "slurm" else ""
     fates = "; ".join(describe_fates(seen.kind, seen.jobs, is_shadow=False))
     findings = [Finding(check, "ok", f"{text}; of all it has: {fates}" if fates else text)]
     outside = next((names for why, names in seen.jobs.refused.items() if "managed_roots" in why), ())
     if outside:
-        text = (
-            f"{count(len(outside), seen.facts.noun)} will never be written{format_some(outside)}: outside managed_roots"
-        )
+        outsiders = count(len(outside), seen.facts.noun)
+        text = f"{outsiders} will never be written{format_some(outside)}: outside managed_roots"
         advice = "add a cgroup above them to managed_roots, or remove managed_roots if all sources are engines"
         findings.append(Finding(check, "warn", text, advice))
     return findings

@@ -49,9 +49,8 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
     check = "unit limits"
     if not (units or are_expected):
         return Finding(check, "ok", "no job is a service or scope of systemd itself: limits are only written to files")
-    about = (
-        f"{count(len(units), 'job')} of systemd's units, for example {units[0]}" if units else "no unit is a job now"
-    )
+    number = count(len(units), "job")
+    about = f"{number} of systemd's units, for example {units[0]}" if units else "no unit is a job now"
     without = "; without it their limits are only written to files, and each daemon-reload removes them for a while"
     if not seen.has_library:
         return Finding(check, "warn", f"{about}: dbus-fast is not installed", "pip install dbus-fast" + without)
@@ -68,9 +67,8 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
     if seen.rules:
         return Finding(check, "ok", f"{about}: {seen.rules[0]} lets {seen.account} set their limits")
     if seen.hidden_rules:
-        text = (
-            f"{about}: whether a polkit rule lets {seen.account} set their limits is hidden in {seen.hidden_rules[0]}"
-        )
+        rule = f"whether a polkit rule lets {seen.account} set their limits"
+        text = f"{about}: {rule} is hidden in {seen.hidden_rules[0]}"
         return Finding(check, "warn", text, "run doctor as root; the rule to look for is cpumond.rules")
     text = f"{about}: no polkit rule lets {seen.account} set their limits"
     return Finding(check, "warn", text, "copy cpumond.rules to /etc/polkit-1/rules.d" + without)
@@ -162,13 +160,11 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
     caps: dict[str, float] = {}
     for path, ordered in orders.items():
         seen = _read_cap(hierarchies, path)
-        if seen is None or not math.isfinite(seen[0]):
-            continue
-        cap, where, own = seen
-        caps[where] = cap
-        wanted = own if ordered is None else ordered
-        if math.isfinite(wanted) and wanted > cap + 1e-9:
-            over.setdefault(where, []).append(path)
+        if seen is not None and math.isfinite(seen[0]):
+            cap, where, own = seen
+            caps[where] = cap
+            if cap + 1e-9 < (own if ordered is None else ordered) < math.inf:
+                over.setdefault(where, []).append(path)
     findings = [
         Finding(
             "limits above",

@@ -139,7 +139,6 @@ def format_explanation(update: UpdateInput, result: UpdateResult, name: str, as_
     """Explain why an element has its share: lines for people, with the id in front, or one line of JSON."""
     explanation = explain(update.snapshot, result, name)
     if as_json:
-        return msgspec.json.encode(
-            {"id": update.id, "element": name, "rule": explanation.rule, "lines": explanation.lines}
-        )
+        told = {"id": update.id, "element": name, "rule": explanation.rule, "lines": explanation.lines}
+        return msgspec.json.encode(told)
     return ("" if update.id is None else f"{escape(update.id)}: ") + "\n".join(explanation.lines)

@@ -197,10 +197,8 @@ class InputReader:
         validate(snapshot)
         self._operations = {pair[0].name: pair for pair in operations}
         self._pools = {pool.name: pool for pool in (root, *pools)}
-        previous = form.previous_update_time
-        return UpdateInput(
-            form.id, snapshot, _microseconds(form.now), None if previous is None else _microseconds(previous)
-        )
+        previous = None if form.previous_update_time is None else _microseconds(form.previous_update_time)
+        return UpdateInput(form.id, snapshot, _microseconds(form.now), previous)
 
     def _reuse_pool(self, pool: Pool) -> Pool:
         before = self._pools.get(pool.name)
@@ -236,10 +234,8 @@ def _make_root(form: RootForm | None) -> Pool:
     if form is None:
         return Pool(ROOT, "")
     values = _given(form, "resource_limits", "integral")
-    limits = _vector(form.resource_limits, UNLIMITED)
-    return Pool(
-        ROOT, "", resource_limits=limits, integral_guarantees=IntegralGuarantees(**_given(form.integral)), **values
-    )
+    values["integral_guarantees"] = IntegralGuarantees(**_given(form.integral))
+    return Pool(ROOT, "", resource_limits=_vector(form.resource_limits, UNLIMITED), **values)
 
 
 def _make_pool(form: PoolForm, total: Vector) -> Pool:

@@ -63,9 +63,8 @@ class Table:
                 continue
             if isinstance(value, dict) and value:
                 inner = Table(self.file, value, (*self.path, key), self.lines)
-                yield from (
-                    (f"{key}.{name}", last or name, each, (key, *path)) for name, last, each, path in inner.leaves()
-                )
+                for name, last, each, path in inner.leaves():
+                    yield f"{key}.{name}", last or name, each, (key, *path)
             else:
                 text = str(value).lower() if isinstance(value, bool) else value
                 yield str(key), "", text, (str(key),)
@@ -145,9 +144,8 @@ def read_queue(making: Making, queue: Table, above: tuple[str, ...] = (), parent
     path, below = (*above, queue.text("name").removeprefix("root.")), queue.items("queues")
     at = queue.at(f"queue {'.'.join(path)}")
     pool = making.add_queue(path, parent, at)
-    queue.translate(
-        making, "queue", at.subject, pool.options, "name", "queues", "limits", *["parent", "type"] * bool(below)
-    )
+    skip = ("name", "queues", "limits", *["parent", "type"] * bool(below))
+    queue.translate(making, "queue", at.subject, pool.options, *skip)
     translate_limits(making, queue, at.subject, pool.options)
     for each in below:
         read_queue(making, each, path, pool.name)

@@ -66,10 +66,8 @@ def _read_allocations(making: Making, root: Table) -> None:
         read_queue(making, queue)
     if not NEVER.keys() & making.options.keys():
         making.options |= NEVER
-        at = At(root.file, "the cluster")
-        making.note(
-            "approximated", "preemption", "no default time-out: nothing is preempted, neither there nor here", at
-        )
+        why = "no default time-out: nothing is preempted, neither there nor here"
+        making.note("approximated", "preemption", why, At(root.file, "the cluster"))
 
 
 def _read_capacity(making: Making, properties: Mapping[str, tuple[str, At]]) -> None:
@@ -92,8 +90,7 @@ def _read_capacity(making: Making, properties: Mapping[str, tuple[str, At]]) -> 
             path = path.rpartition(".")[0]
         if path:
             options = {} if rest == "root.capacity" else pools[path][0].options
-            making.set_option(
-                "queue", rest.removeprefix(f"{path}."), value, at._replace(subject=f"queue {path}"), options
-            )
+            of_queue = at._replace(subject=f"queue {path}")
+            making.set_option("queue", rest.removeprefix(f"{path}."), value, of_queue, options)
         else:
             making.set_option("property", rest, value, at, making.options)

@@ -93,9 +93,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 def read_offer(metrics: bytes) -> Offer:
     """Read an offer; 0 if a metric is missing. Raises UnavailableError for a value that is no number."""
-    return Offer(
-        _read_figure(metrics, b"cpumond_node_offered_cores"), _read_figure(metrics, b"cpumond_node_unused_cores")
-    )
+    return Offer(*(_read_figure(metrics, b"cpumond_node_%b_cores" % name) for name in (b"offered", b"unused")))
 
 
 def _read_figure(metrics: bytes, name: bytes) -> int:

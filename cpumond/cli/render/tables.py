@@ -125,9 +125,8 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     """Sentences for an operator, as (sentence, style)."""
     notices: list[tuple[str, str]] = []
     if answer.is_stuck and answer.last_tick_age_s:
-        notices.append(
-            (f"stuck: the last check was {format_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
-        )
+        text = f"stuck: the last check was {format_left(answer.last_tick_age_s)} ago; see the agent's log"
+        notices.append((text, "red"))
     if answer.paused:
         notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "cyan"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
@@ -146,9 +145,8 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append((f"{text}: {floor}", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
-        notices.append(
-            (f"foreign writes: another program raised a limit {raised} x and lowered one {lowered} x", "yellow")
-        )
+        text = f"foreign writes: another program raised a limit {raised} x and lowered one {lowered} x"
+        notices.append((text, "yellow"))
     if answer.counters.write_errors:
         notices.append((f"write errors: {answer.counters.write_errors} limits could not be written", "red"))
     if answer.counters.shed_checks:

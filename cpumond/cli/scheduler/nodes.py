@@ -219,10 +219,8 @@ def drain_command(
         if waits:
             _wait(client, node, timeout_s)
     except KeyboardInterrupt:
-        told = (
-            f"node {escape(node)} stays drained; `cpumond node show` shows its state, `... uncordon` reverts the drain"
-        )
-        click.echo(told, err=True)
+        told = "stays drained; `cpumond node show` shows its state, `... uncordon` reverts the drain"
+        click.echo(f"node {escape(node)} {told}", err=True)
         raise click.Abort from None
 
 

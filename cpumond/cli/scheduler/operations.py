@@ -342,9 +342,8 @@ def operation_patch_command(client: SchedulerClient, operation: str, assignments
 
     If job_count is lowered, completed jobs count towards it first, and excess running jobs are aborted."""
     edits = read_edits([each.removeprefix("/") for each in assignments])
-    patches = [
-        {"path": "".join(f"/{escape_literal(key)}" for key in edit["path"]), "value": edit["value"]} for edit in edits
-    ]
+    paths = ("".join(f"/{escape_literal(key)}" for key in edit["path"]) for edit in edits)
+    patches = [{"path": path, "value": edit["value"]} for path, edit in zip(paths, edits, strict=True)]
     done = f"operation {escape(operation)} is changed"
     client.change(done, "POST", operation_path(operation, "patch"), {"patches": patches})
 

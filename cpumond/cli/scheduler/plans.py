@@ -103,7 +103,6 @@ def print_signed(plan: ChangePlan) -> None:
 
 
 def _describe_change(change: ConfigChange) -> tuple[str, str]:
-    """Return the sign and the sentence of a change."""
     where = f"pool {escape(change.pool)}" if change.pool else f"tree {escape(change.tree)}"
     if not change.attribute:
         return ("+", f"{where}: made") if change.old is None else ("-", f"{where}: removed")
@@ -112,7 +111,6 @@ def _describe_change(change: ConfigChange) -> tuple[str, str]:
 
 
 def print_warnings(plan: ChangePlan) -> None:
-    """Print the warnings of a plan on standard error."""
     for warning in (*plan.warnings, *plan.notes):
         warn(warning)
 

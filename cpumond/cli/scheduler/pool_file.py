@@ -178,7 +178,6 @@ def print_changes(client: SchedulerClient, plan: ChangePlan, content: bytes, *, 
 
 
 def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
-    """The present tree; None if it does not exist."""
     try:
         return client.get(f"/trees/{quote_name(tree)}/file", TreeFile)
     except SchedulerRefusedError as error:

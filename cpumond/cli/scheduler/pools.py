@@ -193,9 +193,8 @@ def tree_set_command(
     check_names("tree", assignments, force)
     content = b""
     if assignments or unset or not is_default:
-        content = client.request(
-            "PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset, "tree")}
-        )
+        edits = read_edits(assignments, unset, "tree")
+        content = client.request("PATCH", f"/trees/{quote_name(tree)}", {"edits": edits})
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen

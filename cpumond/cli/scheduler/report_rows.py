@@ -64,20 +64,14 @@ class PoolTree(ReportTree, frozen=True):
 AMOUNTS: Final = (
     Measure("ordered", "requested", "ordered_core_hours", "core-hours that jobs could have used by their requests"),
     Measure("used", "used", "used_core_hours", "core-hours of CPU time that they used"),
-    Measure(
-        "reclaimed",
-        "reclaimed",
-        "reclaimed_core_hours",
-        "core-hours that their limits were lowered by, free for others",
-    ),
-    Measure(
-        "throttled", "throttled", "throttled_core_hours", "core-hours for which their threads were throttled by a limit"
-    ),
-    Measure(
-        "late", "late", "late_core_hours", "the part of throttled under a lowered limit, which was raised too late"
-    ),
+    Measure("reclaimed", "reclaimed", "reclaimed_core_hours",
+            "core-hours that their limits were lowered by, free for others"),
+    Measure("throttled", "throttled", "throttled_core_hours",
+            "core-hours for which their threads were throttled by a limit"),
+    Measure("late", "late", "late_core_hours",
+            "the part of throttled under a lowered limit, which was raised too late"),
     Measure("lost", "lost", "lost_core_hours", "core-hours of work that preemptions lost, for operations still known"),
-)
+)  # fmt: skip
 RATIOS: Final = (
     Measure("used", "used %", "used_of_ordered_percent", "used in percent of requested"),
     Measure("reclaimed", "reclaimed %", "reclaimed_of_ordered_percent", "reclaimed in percent of requested"),

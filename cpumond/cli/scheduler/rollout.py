@@ -170,9 +170,8 @@ def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None
             elif sentence != NO_CANARY:  # the change itself warns about that
                 print_text(sentence.replace("would", "will", 1))
     if not is_plan:
-        client.change(
-            f"nodes {_format(stage['nodes_filter'])}: {format_level(stage['level'])}", "POST", "/rollout", body
-        )
+        done = f"nodes {_format(stage['nodes_filter'])}: {format_level(stage['level'])}"
+        client.change(done, "POST", "/rollout", body)
 
 
 def _make_command(verb: str, done: str, text: str) -> None:

@@ -33,10 +33,8 @@ CSV_COLUMNS: Final = (
 
 def render_savings(view: SavingsView, since_s: float, width: int | None, colour: bool) -> str:
     """Return for each tree a table of its pools, a table of its weeks, and the control group."""
-    covered = (
-        f"{format_time(view.since)} to {format_time(view.until)}: {format_span(view.covered_s)} of it are recorded"
-    )
-    lines = [grid.fold(covered, width)]
+    times = f"{format_time(view.since)} to {format_time(view.until)}"
+    lines = [grid.fold(f"{times}: {format_span(view.covered_s)} of it are recorded", width)]
     if view.covered_s < 0.99 * since_s:
         lines.append(grid.fold("[history] length of the scheduler's configuration says how far it goes back.", width))
     for tree in view.trees:

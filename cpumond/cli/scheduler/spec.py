@@ -40,9 +40,8 @@ class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
         power = " KMGTP".index(match[2].upper() or " ")
         number = float(match[1]) * 2.0 ** (10 * power)
         if number == math.inf:
-            self.fail(
-                f"expected bytes, for example 2G or 536870912, got a number of {len(match[1])} digits.", param, ctx
-            )
+            got = f"a number of {len(match[1])} digits"
+            self.fail(f"expected bytes, for example 2G or 536870912, got {got}.", param, ctx)
         return int(number)
 
 

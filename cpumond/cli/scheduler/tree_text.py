@@ -96,9 +96,8 @@ def _write_toml(document: Mapping[str, Any]) -> str:
     lines = [f"tree = {_toml(document['tree'])}", "", "[options]"]
     lines += [f"{_toml_key(name)} = {_toml(value, 0)}" for name, value in document["options"].items()]
     # A table without any pool means that the tree shall have no pools.
-    return (
-        "\n".join([*lines, *(_toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]"))]) + "\n"
-    )
+    lines += _toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]")
+    return "\n".join(lines) + "\n"
 
 
 def _toml_pools(pools: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -323,10 +322,8 @@ class _Reader:
         attributes = table.get("attributes", {})
         self._check_table(attributes, (*path, "attributes"))
         no_options = INSIDE if kind == "pool" else ("attributes",)
-        given = {
-            "options": {key: each for key, each in table.items() if key not in no_options},
-            "attributes": attributes,
-        }
+        options = {key: each for key, each in table.items() if key not in no_options}
+        given = {"options": options, "attributes": attributes}
         try:
             read_table(kind, Table(**given), what)
         except CommandError as error:

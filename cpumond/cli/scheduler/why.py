@@ -58,7 +58,8 @@ def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
         ("blocked", parts.held_back, "idle while work waits for it"),
         ("backfilled", parts.backfilled, "of those, used by jobs on resources reserved for a gang"),
     )
-    shown = [
-        (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "blocked")
+    return [
+        (name, f"{format_cores(cores)} cores{f', {what}' if what else ''}")
+        for name, cores, what in rows
+        if cores > 0.0 or name in ("capacity", "used", "blocked")
     ]
-    return [(name, format_cores(cores) + (f" cores, {what}" if what else " cores")) for name, cores, what in shown]

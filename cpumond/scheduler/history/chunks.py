@@ -89,7 +89,6 @@ def pack_values(tick: Tick) -> None:
 
 
 def values_of(tick: Tick, kind: int) -> array[float]:
-    """Return the values of all series of one kind."""
     return array("f", zlib.decompress(tick.packed[kind])) if tick.packed else tick.values[kind]
 
 

@@ -150,9 +150,8 @@ class HistoryFile:
         with transaction(self.db):
             days = sum_up_earlier(self.db, self._create_tables)
         self.give_back()
-        log.info(
-            "history_of_earlier_version", path=self.path, days=days, effect="summed up by day; its points are dropped"
-        )
+        effect = "summed up by day; its points are dropped"
+        log.info("history_of_earlier_version", path=self.path, days=days, effect=effect)
 
     def stay_in_place(self) -> None:
         """Write a removed file again and open the new one in its place. Raises OSError or sqlite3.Error."""

@@ -198,7 +198,6 @@ class Amounts(NamedTuple):
 
 
 def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> None:
-    """Add amounts to ``totals``."""
     for key, amounts in parts:
         before = totals.get(key)
         totals[key] = amounts if before is None else before.plus(amounts)

@@ -148,7 +148,6 @@ class HistoryStore:
         self._measure()
 
     def drop_damaged(self, error: Exception) -> bool:
-        """Drop the damaged chunk."""
         chunk = error.chunk if isinstance(error, DamageError) else None
         if chunk is None or chunk.id not in self._chunks:
             return False
@@ -217,10 +216,8 @@ class HistoryStore:
         rows = sorted(self._make_rows(chunk, ticks))
         self._make_room(sum(len(row[-1]) + ROW_BYTES for row in rows))
         with transaction(db):
-            times = (ends + intervals).tobytes()
-            db.execute(
-                "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (chunk.id, ends[0], ends[-1], chunk.left_out, times)
-            )
+            row = (chunk.id, ends[0], ends[-1], chunk.left_out, (ends + intervals).tobytes())
+            db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", row)
             db.executemany(_INSERT_POINTS, rows)
             db.execute("DELETE FROM journal WHERE at <= ?", (chunk.end,))
         self._chunks[chunk.id] = chunk
@@ -453,5 +450,4 @@ class HistoryStore:
 
 
 def _times_of(ticks: Sequence[Tick]) -> tuple[array[float], array[float]]:
-    """Return the ends and the lengths of the ticks' intervals."""
     return array("d", (tick.at for tick in ticks)), array("d", (tick.interval_s for tick in ticks))

@@ -171,16 +171,13 @@ def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
     seconds, order, *amounts, held = (math.fsum(each[place] for each in ran) for place in range(6))
     ordered_cores, used_cores, is_held = order / seconds, amounts[1] / seconds, held > MOST_HELD * amounts[1]
     is_much = amounts[0] - amounts[1] >= LEAST_HOURS * HOUR_S
-    better = (
-        find_better(((each.mean, each.seconds) for each in ran), ordered_cores) if is_much and not is_held else None
-    )
+    means = ((each.mean, each.seconds) for each in ran)
+    better = find_better(means, ordered_cores) if is_much and not is_held else None
     memory, max_memory = max(each.memory for each in ran), max(each.max_memory for each in ran)
     text = quoted(title) if title else "Without a title"
     text += f", task {quoted(task)}" if task else ""
-    text += (
-        f"{' on reclaimed CPU' if reclaimed else ''}: {count(len(ran), 'job')} requested {format_cores(ordered_cores)}"
-    )
-    text += f" cores and used {format_cores(used_cores)} on average"
+    text += f"{' on reclaimed CPU' if reclaimed else ''}: {count(len(ran), 'job')} requested "
+    text += f"{format_cores(ordered_cores)} cores and used {format_cores(used_cores)} on average"
     if better is not None:
         text += f": request {better:g}"
     elif is_held:

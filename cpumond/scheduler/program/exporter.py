@@ -60,58 +60,40 @@ POOL_GAUGES: Families = {
     "fair_share_ratio": ("fair_share_ratio", "Fair share, its largest component as a fraction of the tree."),
     "usage_ratio": ("usage_ratio", "Resources allocated to its jobs, largest component as a fraction of the tree."),
     "demand_ratio": ("demand_ratio", "Demand, its largest component as a fraction of the tree."),
-    "strong_guarantee_ratio": (
-        "strong_guarantee_ratio",
-        "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
-    ),
+    "strong_guarantee_ratio": ("strong_guarantee_ratio",
+        "Strong guarantee after the scaling of an overcommitted cluster, largest component."),
     "fair_share_cores": ("fair_share_cores", "Fair share of the CPU."),
     "usage_cores": ("limit_cores", "CPU allocated to its jobs: the sum of their current limits, not their usage."),
     "demand_cores": ("demand_cores", "CPU that its operations demand."),
     "waiting_cores": ("waiting_cores", "CPU that operations would demand that are not admitted yet."),
-    "waiting_ratio": (
-        "waiting_ratio",
-        "Demand that operations not admitted yet would add, largest component as a fraction of the tree.",
-    ),
+    "waiting_ratio": ("waiting_ratio",
+        "Demand that operations not admitted yet would add, largest component as a fraction of the tree."),
     "burst_ratio": ("burst_ratio", "Burst guarantee as a fraction of the tree, of burst pools."),
     "resource_flow_ratio": ("flow_ratio", "Resource flow as a fraction of the tree, of integral pools."),
     "accumulated_volume_share_seconds": ("volume", "Accumulated volume of integral pools."),
     "integral_pool_capacity_share_seconds": ("capacity", "Largest possible volume of integral pools."),
     "starvation_status": ("starvation_level", "0 not starving, 1 starving, 2 aggressively starving."),
-    "starvation_tolerance_ratio": (
-        "starvation_tolerance_ratio",
-        "Fraction of its fair share with which it does not starve.",
-    ),
+    "starvation_tolerance_ratio": ("starvation_tolerance_ratio",
+        "Fraction of its fair share with which it does not starve."),
     "operations": ("operation_count", "Operations in the subtree, pending ones included."),
     "running_operations": ("running_operation_count", "Running operations of the subtree."),
     "max_operations": ("max_operation_count", "Limit of operations."),
     "max_running_operations": ("max_running_operation_count", "Limit of running operations."),
-}
+}  # fmt: skip
 POOL_COUNTERS: Families = {
-    "cpu_usage_seconds_total": (
-        "cpu_seconds",
-        "CPU time that the jobs of the subtree used, since the start of this scheduler.",
-    ),
-    "reclaimed_cpu_seconds_total": (
-        "reclaimed_cpu_seconds",
-        "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler.",
-    ),
-    "ordered_cpu_seconds_total": (
-        "ordered_cpu_seconds",
-        "Core-seconds that jobs of the subtree could have used without an agent, since the start of this scheduler.",
-    ),
-    "throttled_cpu_seconds_total": (
-        "throttled_cpu_seconds",
-        "Time for which threads of jobs of the subtree were throttled, since the start of this scheduler.",
-    ),
-    "late_cpu_seconds_total": (
-        "late_cpu_seconds",
-        "The part of the throttled time in which an agent kept the limit below what the job could have had.",
-    ),
-    "preempted_core_seconds_total": (
-        "lost_core_seconds",
-        "Work of jobs of the subtree lost by preemptions, in core-seconds, since the start of this scheduler.",
-    ),
-}
+    "cpu_usage_seconds_total": ("cpu_seconds",
+        "CPU time that the jobs of the subtree used, since the start of this scheduler."),
+    "reclaimed_cpu_seconds_total": ("reclaimed_cpu_seconds",
+        "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler."),
+    "ordered_cpu_seconds_total": ("ordered_cpu_seconds",
+        "Core-seconds that jobs of the subtree could have used without an agent, since the start of this scheduler."),
+    "throttled_cpu_seconds_total": ("throttled_cpu_seconds",
+        "Time for which threads of jobs of the subtree were throttled, since the start of this scheduler."),
+    "late_cpu_seconds_total": ("late_cpu_seconds",
+        "The part of the throttled time in which an agent kept the limit below what the job could have had."),
+    "preempted_core_seconds_total": ("lost_core_seconds",
+        "Work of jobs of the subtree lost by preemptions, in core-seconds, since the start of this scheduler."),
+}  # fmt: skip
 
 
 class LeadMetrics:
@@ -311,9 +293,8 @@ class _Collector:
         yield _fill(operations, {"pending": pending, "running": len(state.operations) - pending})
         jobs = sum(len(node.jobs) for node in state.nodes.values())
         yield GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs with allocated resources.", jobs)
-        idle = GaugeMetricFamily(
-            "cpumond_scheduler_nodes_without_work", "Nodes that get no jobs because of their tags.", labels=["reason"]
-        )
+        text = "Nodes that get no jobs because of their tags."
+        idle = GaugeMetricFamily("cpumond_scheduler_nodes_without_work", text, labels=["reason"])
         nodes = state.nodes.values()
         without = sum(node.tree is None and not node.matched_trees for node in nodes)
         refused = len(list_refused_nodes(state, self._scheduler.clock.now()))
@@ -325,9 +306,8 @@ class _Collector:
     def _budgets(self) -> Iterator[Metric]:
         state, now, labels = self._scheduler.state, self._scheduler.clock.now(), ["tree", "kind", "name"]
         limit = GaugeMetricFamily("cpumond_budget_core_hours", "Core-hours of a period.", labels=labels)
-        spent = GaugeMetricFamily(
-            "cpumond_budget_spent_core_hours", "Core-hours spent in the present period.", labels=labels
-        )
+        text = "Core-hours spent in the present period."
+        spent = GaugeMetricFamily("cpumond_budget_spent_core_hours", text, labels=labels)
         for each in state.budgets.values():
             label = [each.tree, each.record.kind, each.name]
             limit.add_metric(label, each.budget.core_hours or 0.0)
@@ -352,9 +332,8 @@ class _Collector:
         families = {name: GaugeMetricFamily(f"cpumond_tree_{name}", text, labels=["tree"])
                     for name, (_, text) in TREE_GAUGES.items()}  # fmt: skip
         nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
-        by_class = GaugeMetricFamily(
-            "cpumond_tree_class_usage_cores", "CPU allocated to jobs, by their class.", labels=["tree", "class"]
-        )
+        text = "CPU allocated to jobs, by their class."
+        by_class = GaugeMetricFamily("cpumond_tree_class_usage_cores", text, labels=["tree", "class"])
         text = "Jobs that use more memory than they reserve."
         above = GaugeMetricFamily("cpumond_tree_jobs_over_memory_reserve", text, labels=["tree"])
         for tree in trees:
@@ -380,9 +359,8 @@ class _Collector:
             return
         if forecasts.as_of is not None:
             age_s = self._scheduler.clock.now() - forecasts.as_of
-            yield GaugeMetricFamily(
-                "cpumond_forecast_age_seconds", "Age of the state from which the last forecasts were made.", age_s
-            )
+            text = "Age of the state from which the last forecasts were made."
+            yield GaugeMetricFamily("cpumond_forecast_age_seconds", text, age_s)
         inside = forecasts.calibration.inside_ratio
         if inside is not None:
             text = "Fraction of the last starts within the interval first predicted for them; the target is 0.8."

@@ -45,24 +45,17 @@ class FencedStore:
 
     def __init__(self, store: Store, may_write: Callable[[], bool], lost: Callable[[FencedError], None]) -> None:
         self._store = store
+        self.load, self.read_log = store.load, store.read_log
         self._may_write = may_write
         self._lost = lost
         self.lost_total = 0
         self.commit_s = 0.0
-
-    def load(self) -> Iterator[tuple[str, str, bytes]]:
-        return self._store.load()
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         """Write like ``Store``; also raises FencedError if the lease has ended by this host's own clock."""
         with self._fenced():
             self._store.write(changes, entries)
         self.lost_total, self.commit_s = self._store.lost_total, self._store.commit_s
-
-    def read_log(
-        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
-    ) -> list[tuple[int, Entry]]:
-        return self._store.read_log(subjects, before=before, since=since, limit=limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
         with self._fenced():

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -117,7 +118,6 @@ class _Entrance(NamedTuple):
     reload: Reload
 
     def close(self) -> None:
-        """Close all sockets and remove the file of the unix socket."""
         if self.path:
             close_unix_socket(self.sockets[-1], self.path)
         close_sockets(self.sockets)
@@ -218,9 +218,8 @@ def _run_alone(
             # After the loss of a database, an empty start must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
         manager.extend("reading the store")
-        scheduler = _make_scheduler(
-            config, rules, store, time_scale, sender, lambda: manager.extend("reading the history")
-        )
+        reads_history = partial(manager.extend, "reading the history")
+        scheduler = _make_scheduler(config, rules, store, time_scale, sender, reads_history)
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler), lambda: scheduler)

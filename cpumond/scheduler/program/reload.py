@@ -43,9 +43,8 @@ class Reload:
         try:
             self._reload()
         except CpumondError as error:
-            log.error(
-                "reload_refused", error=str(error), advice="nothing was changed; correct the error and reload again"
-            )
+            advice = "nothing was changed; correct the error and reload again"
+            log.error("reload_refused", error=str(error), advice=advice)
             self._manager.notify("READY=1", status=f"the reload was refused: {error}")
             return f"the reload failed and nothing was changed: {error}"
         self._manager.notify("READY=1", status="reloaded")

@@ -51,23 +51,14 @@ def make_readable(spans: list[Span], resource: Any) -> list[ReadableSpan]:
     trace_id = int.from_bytes(digest[:16], "big")
     root = None
     for number, span in enumerate(spans):
-        context = SpanContext(
-            trace_id, int.from_bytes(digest[16:24], "big") ^ number, False, TraceFlags(TraceFlags.SAMPLED)
-        )  # fmt: skip
+        span_id = int.from_bytes(digest[16:24], "big") ^ number
+        context = SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED))
         state = span.attributes.get("cpumond.operation.state")
-        made.append(
-            ReadableSpan(
-                span.name,
-                context,
-                root,
-                resource,
-                span.attributes,
-                [Event(name, timestamp=round(at * 1e9)) for name, at in span.events],
-                kind=SpanKind.INTERNAL,
-                status=Status(StatusCode.ERROR if state in ("failed", "aborted") else StatusCode.UNSET),
-                start_time=round(span.start * 1e9),
-                end_time=round(span.end * 1e9),
-            )
-        )
+        status = Status(StatusCode.ERROR if state in ("failed", "aborted") else StatusCode.UNSET)
+        events = [Event(name, timestamp=round(at * 1e9)) for name, at in span.events]
+        made.append(ReadableSpan(
+            span.name, context, root, resource, span.attributes, events, kind=SpanKind.INTERNAL, status=status,
+            start_time=round(span.start * 1e9), end_time=round(span.end * 1e9),
+        ))  # fmt: skip
         root = root or context
     return made

@@ -59,7 +59,6 @@ def make_rows(entries: Iterable[Entry], end: LogEnd) -> tuple[list[Row], LogEnd]
 
 
 def end_after(row: Row, end: LogEnd) -> LogEnd:
-    """Return the end of a log after ``row`` was appended at ``end``."""
     return LogEnd(max(row.number, end.number), row.position + measure(len(row.listed), len(row.value)))
 
 

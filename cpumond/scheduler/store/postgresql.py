@@ -131,7 +131,6 @@ class PostgresArbiter:
         self._is_closed = False
 
     def look(self) -> Lease | None:
-        """Return the lease; None if there was none yet. Raises StoreError."""
         with self._ask("read the lease") as session:
             return self._read(session)
 
@@ -144,7 +143,6 @@ class PostgresArbiter:
         return lease if lease.term else None
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
-        """Take the lead with the next term if no scheduler leads; None if another one leads. Raises StoreError."""
         with self._ask("take the lead") as session:
             if session.get(IS_LED) == (True,):
                 return None
@@ -179,7 +177,6 @@ class PostgresArbiter:
             raise StoreError(f"{self.where}: the session of the previous leader does not end; try again")
 
     def renew(self, term: int, lease_s: float) -> bool:
-        """Extend this arbiter's lease until ``lease_s`` from now; False if another has taken it. Raises StoreError."""
         with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
@@ -196,7 +193,6 @@ class PostgresArbiter:
             return True
 
     def give_up(self, term: int) -> None:
-        """End this arbiter's lease; does nothing if another has taken it. Raises StoreError."""
         with self._ask("give the lead up") as session:
             session.connection.execute(RENEW, (0.0, term))
             session.connection.execute("SELECT pg_advisory_unlock_all()")
@@ -360,7 +356,6 @@ class PostgresStore:
         return self._end
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, a limited number per call. Raises StoreError, FencedError."""
         self._check_open()
         end = self._find_end()
         with self._use("cut the log") as session:
@@ -494,7 +489,8 @@ class AloneStore:
         self._arbiter = PostgresArbiter(conninfo, migrations=migrations, above=above)
         try:
             self.term = self._check(self._arbiter.take("", ALONE_LEASE_S))
-            self._store = self._arbiter.open_store(self.term)
+            self._store = store = self._arbiter.open_store(self.term)
+            self.load, self.read_log, self.cut_log = store.load, store.read_log, store.cut_log
         except BaseException:
             self._arbiter.close()
             raise
@@ -506,20 +502,9 @@ class AloneStore:
         by = f"the scheduler at {holder.leader}" if holder and holder.leader else "another program"
         raise StoreError(f"{self._arbiter.where}: in use by {by}; stop all schedulers on it")
 
-    def load(self) -> Iterator[tuple[str, str, bytes]]:
-        return self._store.load()
-
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         self._store.write(changes, entries)
         self.commit_s = self._store.commit_s
-
-    def read_log(
-        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
-    ) -> list[tuple[int, Entry]]:
-        return self._store.read_log(subjects, before=before, since=since, limit=limit)
-
-    def cut_log(self, until: float, max_bytes: int) -> int:
-        return self._store.cut_log(until, max_bytes)
 
     def close(self) -> None:
         self._store.close()

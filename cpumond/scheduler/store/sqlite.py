@@ -205,7 +205,6 @@ class SqliteStore:
                 return self._reader.read(subjects, before, since, limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, a limited number per call. Raises StoreError."""
         self._check_open()
         end = self._find_end()
         with _explained(self.path, "cut the log"), transaction(self._connection):
