@@ -97,44 +97,42 @@ class NodeList(View, frozen=True):
 def view_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
     """Return a node with those of its jobs whose operations the user may read."""
     if isinstance(node, LostNode):
-        lost = [view_job(job) for job in _list_readable(node, rights)]
-        return _view_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
-    living = [job for job in node.all_jobs() if rights.may_read(job.element.operation.record)]
-    jobs = [view_live_job(job) for job in living]
-    return _view(NodeDetails, node, now, jobs=jobs, titles=_titles_of(jobs, rights))
+        jobs = [view_job(job) for job in _list_readable(node, rights)]
+    else:
+        jobs = [view_live_job(job) for job in node.all_jobs() if rights.may_read(job.element.operation.record)]
+    titles = find_titles(rights, (job.operation_id for job in jobs))
+    return _view(NodeDetails, node, now, jobs=jobs, titles=titles)
 
 
-def _titles_of(jobs: Iterable[JobView], rights: Rights) -> dict[str, str]:
-    return find_titles(rights, (job.operation_id for job in jobs))
-
-
-def _view(kind: type[V], node: Node, now: float, **more: Any) -> V:
-    since, jobs = node.overcommitted_since, node.all_jobs()
+def _view(kind: type[V], node: Node | LostNode, now: float, **more: Any) -> V:
+    more |= _view_lost(node) if isinstance(node, LostNode) else _view_living(node, now)
+    cordon = None if node.cordon is None else make_view(CordonView, node.cordon)
     return make_view(
-        kind,
-        node,
-        tags=sorted(node.tags),
-        user_tags=list(node.user_tags),
-        silent_s=max(now - node.last_seen, 0.0),
-        incarnation=node.run,
-        capacity=to_amounts(node.capacity),
-        usage=to_amounts(node.used),
-        foreign_usage=to_amounts(node.foreign_usage),
-        free=to_amounts(node.free),
-        job_count=len(node.jobs),
-        stopping_job_count=len(node.stopping),
-        overcommitted_s=None if since is None else max(now - since, 0.0),
-        ordered_cores=sum(job.limits[CPU] for job in jobs),
-        used_cores=sum(used_now(job) for job in jobs),
-        on_reclaimed_cores=sum(job.usage[CPU] for job in jobs if job.reclaimed),
-        idle_class="" if node.about is None else node.about.idle_class,
-        matched_trees=list(node.matched_trees),
-        lost_at=None,
-        cordon=_view_cordon(node),
-        failing="" if node.failing is None else node.failing.describe(now),
-        held_until=None if node.failing is None else node.failing.until,
-        **more,
-    )
+        kind, node, user_tags=list(node.user_tags), silent_s=max(now - node.last_seen, 0.0), job_count=len(node.jobs),
+        cordon=cordon, **more,
+    )  # fmt: skip
+
+
+def _view_living(node: Node, now: float) -> dict[str, Any]:
+    since, jobs = node.overcommitted_since, node.all_jobs()
+    return {
+        "tags": sorted(node.tags),
+        "incarnation": node.run,
+        "capacity": to_amounts(node.capacity),
+        "usage": to_amounts(node.used),
+        "foreign_usage": to_amounts(node.foreign_usage),
+        "free": to_amounts(node.free),
+        "stopping_job_count": len(node.stopping),
+        "overcommitted_s": None if since is None else max(now - since, 0.0),
+        "ordered_cores": sum(job.limits[CPU] for job in jobs),
+        "used_cores": sum(used_now(job) for job in jobs),
+        "on_reclaimed_cores": sum(job.usage[CPU] for job in jobs if job.reclaimed),
+        "idle_class": "" if node.about is None else node.about.idle_class,
+        "matched_trees": list(node.matched_trees),
+        "lost_at": None,
+        "failing": "" if node.failing is None else node.failing.describe(now),
+        "held_until": None if node.failing is None else node.failing.until,
+    }
 
 
 def _list_readable(node: LostNode, rights: Rights) -> list[JobRecord]:
@@ -143,38 +141,13 @@ def _list_readable(node: LostNode, rights: Rights) -> list[JobRecord]:
     return [job for job in node.jobs if job.operation_id not in hidden]
 
 
-def _view_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
-    nothing = to_amounts(ZERO)
-    return make_view(
-        kind,
-        node,
-        tags=list(node.tags),
-        user_tags=list(node.user_tags),
-        tree=node.tree or None,
-        is_online=False,
-        silent_s=max(now - node.last_seen, 0.0),
-        incarnation="",
-        usage=nothing,
-        foreign_usage=nothing,
-        free=nothing,
-        job_count=len(node.jobs),
-        stopping_job_count=0,
-        overcommitted_s=None,
-        overcommit_count=0,
-        ordered_cores=0.0,
-        used_cores=0.0,
-        on_reclaimed_cores=0.0,
-        idle_class="",
-        matched_trees=[],
-        cordon=_view_cordon(node),
-        failing="",
-        held_until=None,
-        **more,
-    )
-
-
-def _view_cordon(node: Node | LostNode) -> CordonView | None:
-    return None if node.cordon is None else make_view(CordonView, node.cordon)
+def _view_lost(node: LostNode) -> dict[str, Any]:
+    return {
+        "tags": list(node.tags), "tree": node.tree or None, "is_online": False, "incarnation": "", "idle_class": "",
+        **dict.fromkeys(("usage", "foreign_usage", "free"), to_amounts(ZERO)), "stopping_job_count": 0,
+        "overcommit_count": 0, "overcommitted_s": None, "failing": "", "held_until": None, "matched_trees": [],
+        **dict.fromkeys(("ordered_cores", "used_cores", "on_reclaimed_cores"), 0.0),
+    }  # fmt: skip
 
 
 def view_nodes(
@@ -191,10 +164,7 @@ def view_nodes(
         and (online is None or (isinstance(node, Node) and node.is_online) == online)
     ]
     some, then = cut_page(chosen, limit, cursor, attrgetter("id"), operator.lt, offset=offset)
-    shown = [
-        _view_lost(NodeView, node, now) if isinstance(node, LostNode) else _view(NodeView, node, now) for node in some
-    ]
-    return NodeList(shown, len(chosen), then)
+    return NodeList([_view(NodeView, node, now) for node in some], len(chosen), then)
 
 
 def find_node(state: State, node_id: str) -> Node | LostNode:

@@ -581,29 +581,27 @@ def view_live_job(job: Job) -> JobView:
     return make_view(
         JobView,
         report,
-        id=job.id,
         operation_id=job.element.name,
         task=job.task.name,
         tree=job.element.tree.name,
         node_id=job.node.id,
-        state=job.state,
+        node=job.node.id,
         cpu_limit=job.limits[1],
         current_cpu_limit=job.usage[1],
-        start_time=job.start_time,
         cpu_monitor_mode=report.mode,
-        memory_reserve=job.memory_reserve,
-        cookie=job.cookie,
-        incarnation=job.incarnation,
-        gang_rank=job.gang_rank,
-        backfill_until=job.backfill_until,
-        job_class=job.job_class,
-        has_ceiling=job.has_ceiling,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
         reason="" if stop is None else stop.record.why,
         preemption=None if stop is None else stop.record,
-        node=job.node.id,
         spared_until=until if job.is_active and math.isfinite(until := spared_until(job)) else None,
+        **{name: getattr(job, name) for name in _OF_JOB},
     )
+
+
+_OF_JOB: Final = (
+    "id", "state", "start_time", "memory_reserve", "cookie", "incarnation", "gang_rank", "backfill_until", "job_class",
+    "has_ceiling",
+)  # fmt: skip
+"""Fields of a view that a live job's report does not have, but the job itself."""
 
 
 class Done(View, frozen=True):

@@ -137,9 +137,8 @@ class _Tree:
         """Return a resource in which an element has reached its own limit and wants more; None if there is none. The
         cluster's total counts as the root's own limit (3), but not as that of an element below."""
         shares = self.shares(name)
-        for r, (total, limit, demand) in enumerate(
-            zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)
-        ):
+        amounts = zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)
+        for r, (total, limit, demand) in enumerate(amounts):
             is_limit = name == ROOT or limit < 1.0
             if is_limit and demand > limit + TOLERANCE and total >= limit - TOLERANCE:
                 return r
@@ -281,11 +280,8 @@ def _describe_demand(tree: _Tree, name: str, _binding: _Binding) -> str:
     if _is_some(tree.shares(name).demand_share):
         return "its whole demand"
     operation = tree.operations.get(name)
-    return (
-        "the cluster has none of the resources it demands"
-        if operation and any(operation.demand)
-        else "it demands nothing"
-    )
+    none_here = "the cluster has none of the resources it demands"
+    return none_here if operation and any(operation.demand) else "it demands nothing"
 
 
 def _describe_limit(tree: _Tree, name: str, binding: _Binding) -> str:

@@ -69,17 +69,11 @@ def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector)
     errors = []
     strong = sum_resources([child.inferred_guarantee for child in root.pools])
     if not dominates(total, sum_resources([strong, scale_resources(total, root.total_flow_ratio)])):
-        errors.append(
-            UpdateError(
-                GUARANTEES_EXCEED_CLUSTER, "strong guarantees and resource flows exceed the cluster's resources"
-            )
-        )
+        text = "strong guarantees and resource flows exceed the cluster's resources"
+        errors.append(UpdateError(GUARANTEES_EXCEED_CLUSTER, text))
     if not dominates(total, sum_resources([strong, scale_resources(total, root.total_burst_ratio)])):
-        errors.append(
-            UpdateError(
-                GUARANTEES_EXCEED_CLUSTER, "strong guarantees and burst guarantees exceed the cluster's resources"
-            )
-        )
+        text = "strong guarantees and burst guarantees exceed the cluster's resources"
+        errors.append(UpdateError(GUARANTEES_EXCEED_CLUSTER, text))
         bursts = sum_in_order(node.burst_ratio for node in burst_pools)
 
         def fits(factor: float) -> bool:
@@ -111,7 +105,6 @@ def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode
     for node in preorder:
         node.strong = least(node.strong, node.limits_share)
         children = node.pools
-        fixed = ZERO
         wanted = sum_vectors([child.priority_tier for child in children])
         available = positive_part(node.strong)
         if not dominates(available, wanted):
@@ -120,9 +113,8 @@ def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode
                 child.priority_tier = scale(child.priority_tier, factor)
                 child.regular_tier = ZERO
         else:
-            fixed = add(fixed, wanted)
+            available = positive_part(subtract(node.strong, wanted))
             wanted = sum_vectors([child.regular_tier for child in children])
-            available = positive_part(subtract(node.strong, fixed))
             if not dominates(available, wanted):
                 factor = fitting_factor(available, wanted)
                 for child in children:

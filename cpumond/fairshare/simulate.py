@@ -13,7 +13,7 @@ from typing import Final, Literal
 from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import format_duration
 from cpumond.core.words import did_you_mean, number, quoted
-from cpumond.fairshare.resources import EPS, RESOURCES, ZERO, Vector, least, scale_resources
+from cpumond.fairshare.resources import EPS, RESOURCES, ZERO, Vector, least, of_share, scale_resources
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import GuaranteeType, Operation, Pool, Snapshot
 from cpumond.fairshare.update import FairShareUpdater
@@ -261,8 +261,7 @@ def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
     granted: list[Vector] = []
     for operation in snapshot.operations:
         x, usage = result.elements[operation.name].fair_share.total, operation.usage
-        new = (x[0] * total[0], x[1] * total[1], x[2] * total[2], x[3] * total[3], x[4] * total[4])
-        new = least(new, operation.demand)
+        new = least(of_share(x, total), operation.demand)
         granted.append(usage if new == usage or _is_noise(new, usage, total) else new)
     return granted
 
@@ -280,9 +279,8 @@ def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tup
         if state.guarantee_type == "none":
             continue
         if shares.accumulated_volume != state.accumulated_volume or shares.last_share_ratio != state.last_share_ratio:
-            state = replace(
-                state, accumulated_volume=shares.accumulated_volume, last_share_ratio=shares.last_share_ratio
-            )
+            volume, last = shares.accumulated_volume, shares.last_share_ratio
+            state = replace(state, accumulated_volume=volume, last_share_ratio=last)
             moved[position] = replace(pool, integral_guarantees=state)
     if not moved:
         return pools

@@ -199,9 +199,8 @@ class FairShareUpdater:
             self._make_function(node, options)
             if node.function is None or node.function.horizon < node.need:
                 node.tries += 1
-                node.reach = (
-                    min(node.reach * 4.0**node.tries / 2.0, node.full_reach) if node.tries < 4 else node.full_reach
-                )
+                further = node.reach * 4.0**node.tries / 2.0
+                node.reach = min(further, node.full_reach) if node.tries < 4 else node.full_reach
 
     def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
         """Distribute the remainders that are left because steps of gangs do not fit: leave out one such gang, assign
@@ -296,11 +295,8 @@ def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNo
         if node.parent is not None and (node.parent in promised or node.parent in above):
             above.add(node)
     if promised & above:
-        errors.append(
-            UpdateError(
-                NESTED_PROMISED_GUARANTEES, "a pool with compute_promised_guarantee_fair_share is inside another"
-            )
-        )
+        text = "a pool with compute_promised_guarantee_fair_share is inside another"
+        errors.append(UpdateError(NESTED_PROMISED_GUARANTEES, text))
     priority_pools: set[PoolNode] = set()
     with_donor: set[PoolNode] = set()
     alone: list[str] = []
@@ -316,13 +312,9 @@ def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNo
         ):
             with_donor.update(node.pools)
     if alone:
-        errors.append(
-            UpdateError(
-                PRIORITY_WITHOUT_DONOR,
-                f"pool {alone[0]!r} has priority_strong_guarantee_adjustment but no donor above it "
-                "(priority_strong_guarantee_adjustment_donorship)",
-            )
-        )
+        text = f"pool {alone[0]!r} has priority_strong_guarantee_adjustment but no donor above it "
+        text += "(priority_strong_guarantee_adjustment_donorship)"
+        errors.append(UpdateError(PRIORITY_WITHOUT_DONOR, text))
     return errors, priority_pools
 
 

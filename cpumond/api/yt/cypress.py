@@ -524,12 +524,8 @@ class Cypress:
             child = node.find(step)
             if child is None:
                 hint = node.explain(step) if with_hints else ""
-                inner = YtError(
-                    f'Node {node.path} has no child with key "{step}"',
-                    RESOLVE,
-                    inner=[YtError(hint, RESOLVE)] if hint else [],
-                )
-                raise _unresolved(path, inner)
+                text = f'Node {node.path} has no child with key "{step}"'
+                raise _unresolved(path, YtError(text, RESOLVE, inner=[YtError(hint, RESOLVE)] if hint else []))
             is_itself = position == len(path.steps) - 1 and position in path.suppress_link
             if child.type == "link" and not is_itself:
                 try:

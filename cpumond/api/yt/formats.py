@@ -185,12 +185,9 @@ def _from_json_map(tree: dict[str, Any], encode_utf8: bool, levels: int) -> Any:
         return Attributed(value, named) if named else value
     pairs = {}
     for key, item in tree.items():
-        if key.startswith("$"):
-            if not key.startswith("$$"):
-                raise ParseError(f'JSON: key {quote_text(key)}: a leading "$" must be doubled', None)
-            name = key[1:]
-        else:
-            name = key
+        if key.startswith("$") and not key.startswith("$$"):
+            raise ParseError(f'JSON: key {quote_text(key)}: a leading "$" must be doubled', None)
+        name = key.removeprefix("$")
         pairs[_decode_json_text(name) if encode_utf8 else name] = from_json_tree(item, encode_utf8, levels - 1)
     return pairs
 

@@ -106,9 +106,8 @@ def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, A
     if told.kind != "aborted":
         info |= {"interruption_reason": "preemption", "preemption_reason": told.why}
     if told.preemptor_job_id:
-        info["preempted_for"] = {
-            "allocation_id": told.preemptor_job_id, "operation_id": told.preemptor_operation_id,
-        }  # fmt: skip
+        job_id, operation_id = told.preemptor_job_id, told.preemptor_operation_id
+        info["preempted_for"] = {"allocation_id": job_id, "operation_id": operation_id}
     return info
 
 

@@ -215,11 +215,8 @@ def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) ->
             alerts["operation_pending"] = make_error("Max running operation count violated", 1, details)
             break
     if record.suspended_for is not None:
-        inner = [make_failure(record.suspended_for)]
-        alerts["operation_suspended"] = {
-            **make_error("Operation is suspended since a job failed"),
-            "inner_errors": inner,
-        }
+        suspended = make_error("Operation is suspended since a job failed")
+        alerts["operation_suspended"] = {**suspended, "inner_errors": [make_failure(record.suspended_for)]}
     stuck = [] if live is None else placement.list_alerts(live)
     if stuck:
         alerts[stuck[0][0]] = make_error("; ".join(sentence for _, sentence in stuck))

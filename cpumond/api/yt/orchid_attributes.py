@@ -145,8 +145,8 @@ def _own_threshold(view: UpdatedTree, element: Element) -> dict[str, Any]:
     return _threshold(view, element) if own is None else _given(own)
 
 
-def _finite(number: float) -> float:
-    return min(number, MAX_SATISFACTION)
+def _known(value: Any) -> Any:
+    return MISSING if value is None else value
 
 
 def _starving_since(_: UpdatedTree, element: Element) -> Any:
@@ -201,8 +201,8 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "specified_resource_limits": lambda _, e: _given(own_options(e).resource_limits),
     "aggregated_preempted_cpu_x100": lambda _, e: int(100.0 * e.reclaimed_cpu_seconds),
     # Satisfaction and starvation.
-    "satisfaction_ratio": lambda view, e: _finite(view.satisfaction(e)),
-    "local_satisfaction_ratio": lambda _, e: _finite(placement.satisfaction(e)),
+    "satisfaction_ratio": lambda view, e: min(view.satisfaction(e), MAX_SATISFACTION),
+    "local_satisfaction_ratio": lambda _, e: min(placement.satisfaction(e), MAX_SATISFACTION),
     "scheduling_status": _figure("scheduling_status"),
     "starving": lambda _, e: e.starvation_status != "non_starving",
     "starvation_status": _figure("starvation_status"),
@@ -266,16 +266,6 @@ def _if_flowing(read: Reader) -> Reader:
     )
 
 
-def _ceiling_rule(view: UpdatedTree, pool: PoolElement) -> Any:
-    rule = placement.find_ceiling_rule(pool, view.tree)
-    return MISSING if rule is None else rule
-
-
-def _max_retry_memory(_: UpdatedTree, pool: PoolElement) -> Any:
-    bound = pool.settings.max_retry_memory
-    return MISSING if bound is None else bound
-
-
 def _burst_duration(_: UpdatedTree, pool: PoolElement) -> Any:
     burst, flow, volume = (figures.POOL[name](pool) for name in ("burst_ratio", "flow_ratio", "volume"))
     return MISSING if burst is None or burst <= flow else volume / (burst - flow)
@@ -287,10 +277,7 @@ def _effective_strong(view: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
 
 
 def _integral_resources(name: str) -> Reader:
-    def read(_: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
-        return _given(getattr(pool.settings.integral_guarantees, name))
-
-    return read
+    return lambda _, pool: _given(getattr(pool.settings.integral_guarantees, name))
 
 
 _POOL: Final[Mapping[str, Reader]] = {
@@ -309,9 +296,9 @@ _POOL: Final[Mapping[str, Reader]] = {
         if pool.is_root
         else pool.settings.forbid_immediate_operations
     ),
-    "set_container_cpu_limit": _ceiling_rule,
+    "set_container_cpu_limit": lambda view, pool: _known(placement.find_ceiling_rule(pool, view.tree)),
     "retry_policy": lambda _, pool: list(find_policy(None, pool)) or MISSING,
-    "max_retry_memory": _below_root(_max_retry_memory),
+    "max_retry_memory": _below_root(lambda _, pool: _known(pool.settings.max_retry_memory)),
     "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
     "child_pool_count": _figure("child_count"),
     "enabled": _always(True),
@@ -372,7 +359,7 @@ _OPERATION: Final[Mapping[str, Reader]] = {
     "suspended": lambda _, e: e.operation.record.suspended,
     "tentative": _always(False),
     "is_gang": lambda _, e: e.operation.record.is_gang,
-    "fifo_index": lambda _, e: MISSING if e.fifo_index is None else e.fifo_index,
+    "fifo_index": lambda _, e: _known(e.fifo_index),
     "slot_index": lambda view, e: view.slot_index(e),
     "scheduling_index": lambda view, e: view.scheduling_index(e),
     "job_count": _figure("job_count"),
@@ -384,7 +371,6 @@ _OPERATION: Final[Mapping[str, Reader]] = {
 }
 
 POOL_ATTRIBUTES: Final = frozenset(_POOL)
-OPERATION_ATTRIBUTES: Final = frozenset(_OPERATION)
 
 
 def _attributes(view: UpdatedTree, element: Element, readers: Mapping[str, Reader]) -> Lazy:

@@ -142,9 +142,8 @@ def make_yt_routes(
     version = f"{__version__}-{PROXY_NAME}"
     routes = {
         "/api": answer_plainly(lambda _: _json(["v4"]), "GET"),
-        "/api/v4": answer_plainly(
-            lambda _: _json(descriptions), "GET"
-        ),  # the first request of every client, without a token
+        # The first request of every client, without a token.
+        "/api/v4": answer_plainly(lambda _: _json(descriptions), "GET"),
         "/api/v4/{command}": transport.handle(transport.run),
         "/api/{rest:path}": transport.handle(transport.refuse_version),
         "/auth/whoami": answer_plainly(

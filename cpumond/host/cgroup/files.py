@@ -386,15 +386,14 @@ def open_pressure(unified_root: str | None, path: str) -> int:
     file = os.path.join(unified_root, path, "cpu.pressure")
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
+        except (OSError, ValueError):
+            os.close(fd)
+            raise
     except OSError as error:
-        raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
-    try:
-        parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
-    except OSError as error:
-        os.close(fd)
         raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
     except ValueError as error:
-        os.close(fd)
         raise CgroupReadError(file, f"is not a pressure file: {error}") from error
     return fd
 

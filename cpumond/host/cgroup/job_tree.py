@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import os
-from collections.abc import Iterator
 
 import msgspec
 
@@ -109,12 +109,9 @@ class JobCgroupTree:
             if places.cpu_version == 1:
                 others = (self._memory_root, self._pids_root)
                 mounts += [each for each in others if each and _may_make(each, self._root)]
-                if (
-                    places.unified_root
-                    and _may_make(places.unified_root, self._root)
-                    and _may_enter(places.unified_root, self._root)
-                ):
-                    mounts.append(places.unified_root)
+                unified = places.unified_root
+                if unified and _may_make(unified, self._root) and _may_enter(unified, self._root):
+                    mounts.append(unified)
             self._mounts = list(dict.fromkeys(mounts))
         return self._mounts
 
@@ -178,12 +175,7 @@ class JobCgroupTree:
 
     def _make_parent(self, mount: str, parent: str) -> None:
         """Create the parent cgroup of jobs; on v2 delegate the controllers to them. Raises OSError, CreateError."""
-        place = mount
-        above = [mount]
-        for part in parent.split("/") if parent else []:
-            place = os.path.join(place, part)
-            above.append(place)
-        for place in above:
+        for place in itertools.accumulate([mount, *parent.split("/")] if parent else [mount], os.path.join):
             if place != mount:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(place, 0o755)
@@ -224,10 +216,8 @@ class JobCgroupTree:
 
     def join_files(self, job_id: str) -> list[str]:
         """Return the ``cgroup.procs`` files of a job's cgroup; none if the cgroup is gone."""
-        found = [
-            os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)
-        ]
-        return [self.hierarchies.name(file) for file in found]
+        places = filter(os.path.isdir, self._list_directories(job_id))
+        return [self.hierarchies.name(os.path.join(place, "cgroup.procs")) for place in places]
 
     def list_processes(self, job_id: str) -> list[int]:
         """Return the processes in a job's cgroup and below, in any of the hierarchies; empty if the cgroup is gone."""
@@ -247,7 +237,6 @@ class JobCgroupTree:
         """Return the counters of a job's cgroup so far; all None if the cgroup is gone."""
         path = self.path(job_id)
         places = self.hierarchies
-        cpu_seconds: float | None = None
         cpuacct = os.path.join(places.cpuacct_root, path)
         if places.cpu_version == 1 and places.cpuacct_root != places.unified_root:
             usage_ns = _read_number(cpuacct, "cpuacct.usage")
@@ -267,7 +256,8 @@ class JobCgroupTree:
             return None, 0
         memory = os.path.join(self._memory_root, path)
         # On v1 each cgroup only counts its own processes.
-        oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place in _walk(memory))
+        below = os.walk(memory)
+        oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place, _, _ in below)
         return _read_number(memory, "memory.max_usage_in_bytes"), oom_kills
 
     def read_memory(self, path: str) -> int | None:
@@ -414,12 +404,6 @@ def _read_key(directory: str, name: str, key: str) -> int | None:
         return None
 
 
-def _walk(directory: str) -> Iterator[str]:
-    """Yield a cgroup and all below it, the deepest first; yield nothing if it is gone."""
-    for place, _, _ in os.walk(directory, topdown=False):
-        yield place
-
-
 def _remove_empty(directory: str) -> bool:
     """Call rmdir; return whether the directory is gone."""
     try:
@@ -433,7 +417,7 @@ def _remove_all(directories: list[str]) -> bool:
     """Call rmdir for a cgroup and all below it, the deepest first; return whether nothing remains."""
     gone = True
     for directory in directories:
-        for place in _walk(directory):
+        for place, _, _ in os.walk(directory, topdown=False):
             try:
                 os.rmdir(place)
             except FileNotFoundError:

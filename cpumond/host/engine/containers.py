@@ -235,13 +235,9 @@ class ContainerEngine:
 
     def _make_jobs(self, owner: int) -> EngineReply:
         found = [self._make_job(each, owner) for each in self._known.values()]
-        notes = {
-            *(why for why, _ in self._silent.values()),
-            *(each for each in found if isinstance(each, str) and each),
-        }
-        return EngineReply(
-            tuple(each for each in found if isinstance(each, EngineJob)), self._title, tuple(sorted(notes))
-        )
+        notes = {why for why, _ in self._silent.values()} | {each for each in found if isinstance(each, str) and each}
+        jobs = tuple(each for each in found if isinstance(each, EngineJob))
+        return EngineReply(jobs, self._title, tuple(sorted(notes)))
 
     def _make_job(self, container: Container, owner: int) -> EngineJob | str:
         """Return the container as a job; a sentence if the reported cgroup is not its own; "" if it does not run."""

@@ -354,12 +354,8 @@ class CgroupExecutor(Executor):
                 self._keeper.send("start", job.start)
         elif has_processes and read_result(record.directory) is None:
             job.start = None
-            adopted = {
-                **msgspec.to_builtins(record),
-                "id": record.job_id,
-                "start_time": record.start_time or time.time(),
-            }
-            self._keeper.send("adopt", adopted)
+            begun_at = record.start_time or time.time()
+            self._keeper.send("adopt", {**msgspec.to_builtins(record), "id": record.job_id, "start_time": begun_at})
         else:
             self._conclude(job)
 
