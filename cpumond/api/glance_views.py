@@ -142,16 +142,10 @@ def _view_group(key: str, records: list[PreemptionRecord], rights: Rights) -> Pr
     for record in records:
         pools[record.pool] = pools.get(record.pool, 0) + 1
     return PreemptionGroup(
-        group=key,
-        kind=newest.kind,
-        tree=newest.tree,
-        preemptor_pool=newest.preemptor_pool,
-        priority=newest.priority,
-        count=len(records),
-        operations=len({record.operation_id for record in records}),
+        group=key, kind=newest.kind, tree=newest.tree, preemptor_pool=newest.preemptor_pool, priority=newest.priority,
+        count=len(records), operations=len({record.operation_id for record in records}),
         pools=sorted(pools, key=lambda name: -pools[name]),
         freed_cores=sum(record.freed.get("cpu", 0.0) for record in records),
-        lost_core_seconds=sum(record.lost_core_seconds for record in records),
-        last_at=newest.at,
+        lost_core_seconds=sum(record.lost_core_seconds for record in records), last_at=newest.at,
         why="" if seen is None else seen.why,
-    )
+    )  # fmt: skip

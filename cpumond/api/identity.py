@@ -90,13 +90,9 @@ class Gate:
             raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
         # If every client may do everything, a client may also act in any user's name.
         return User(
-            other,
-            admin=self.is_open and not user.token_id,
-            groups=self.identities.groups_of(other),
-            configured_groups=self.identities.groups_of(other),
-            origin=user.origin,
-            acting=user.name,
-        )
+            other, admin=self.is_open and not user.token_id, groups=self.identities.groups_of(other),
+            configured_groups=self.identities.groups_of(other), origin=user.origin, acting=user.name,
+        )  # fmt: skip
 
     def find_known(self, name: str) -> User:
         """Return what is known of a user who is not the sender: groups, and whether a token makes an administrator."""

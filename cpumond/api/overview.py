@@ -43,12 +43,9 @@ class AlertList(View, frozen=True):
 
 
 def find_alerts(
-    state: State,
-    now: float,
-    service: Sequence[Alert] = (),
-    operations: Sequence[Alert] | None = None,
+    state: State, now: float, service: Sequence[Alert] = (), operations: Sequence[Alert] | None = None,
     user: User | None = None,
-) -> AlertList:
+) -> AlertList:  # fmt: skip
     """Find problems in the state. ``service``: alerts of the running service about itself. ``operations``: alerts about
     operations, if they are found already. ``user``: the user of the request, None for an administrator."""
     if operations is None:
@@ -267,16 +264,10 @@ def view_totals(tree: Tree, cores: CoreSums, is_default: bool, report: IdleRepor
     of_root = {name: figures.POOL[name](tree.root) for name in _OF_ROOT}
     ordered = cores.ordered.get(ROOT_POOL, 0.0)
     return TreeTotals(
-        name=tree.name,
-        is_default=is_default,
-        ordered_cores=ordered,
-        used_cores=cores.used.get(ROOT_POOL, 0.0),
-        reclaimed_cores=max(ordered - of_root["limit_cores"], 0.0),
-        idle=None if report is None else report.parts,
-        why="" if report is None else report.sentence,
-        **of_tree,
-        **of_root,
-    )
+        name=tree.name, is_default=is_default, ordered_cores=ordered, used_cores=cores.used.get(ROOT_POOL, 0.0),
+        reclaimed_cores=max(ordered - of_root["limit_cores"], 0.0), idle=None if report is None else report.parts,
+        why="" if report is None else report.sentence, **of_tree, **of_root,
+    )  # fmt: skip
 
 
 _OF_TREE: Final = choose_figures(TreeTotals, figures.TREE)

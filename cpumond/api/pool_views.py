@@ -134,22 +134,13 @@ _POOL: Final = choose_figures(PoolView, figures.POOL)
 def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
     root, state = tree.root, rights.state
     return make_view(
-        TreeView,
-        root,
-        name=tree.name,
-        id=tree.config.id,
-        is_default=tree.name == state.config.default_tree,
-        attributes=dict(tree.config.attributes),
-        total_resources=to_amounts(tree.total),
-        resource_usage=to_amounts(root.usage),
-        resource_demand=to_amounts(root.demand),
-        waiting_demand=to_amounts(root.waiting),
-        update_count=tree.update_count,
-        errors=list(tree.errors),
-        may=explain_pool_permissions(rights, root),
-        budgets=list_budgets(rights, tree.name, now),
+        TreeView, root, name=tree.name, id=tree.config.id, is_default=tree.name == state.config.default_tree,
+        attributes=dict(tree.config.attributes), total_resources=to_amounts(tree.total),
+        resource_usage=to_amounts(root.usage), resource_demand=to_amounts(root.demand),
+        waiting_demand=to_amounts(root.waiting), update_count=tree.update_count, errors=list(tree.errors),
+        may=explain_pool_permissions(rights, root), budgets=list_budgets(rights, tree.name, now),
         **{name: read(tree) for name, read in _TREE.items()},
-    )
+    )  # fmt: skip
 
 
 def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:

@@ -35,13 +35,8 @@ def make_app(
 ) -> Starlette:
     """Make the application; ``identities``: users known by the configuration."""
     gate = Gate(settings, identities, scheduler)
-
-    limits = YtLimits(
-        max_body_bytes=settings.max_body,
-        max_depth=settings.max_depth,
-        requests_per_s=settings.rate_limit or 1e9,
-        burst_requests=2 * (settings.rate_limit or 1e9),
-    )
+    rate = settings.rate_limit or 1e9
+    limits = YtLimits(settings.max_body, settings.max_depth, requests_per_s=rate, burst_requests=2 * rate)
     shared = Shared(
         scheduler, cluster_name, gate.needs_token, gate.is_open, lambda: identities.tokens or (), gate.find_known
     )
@@ -52,21 +47,11 @@ def make_app(
         routes=[
             make_metrics_route(metrics),
             *make_json_routes(
-                shared,
-                partial(gate.find_user, takes_session=True),
-                settings.max_body,
-                settings.max_depth,
-                Rates(limits).take,
-                authenticate_node=gate.find_node,
-                bodies=bodies,
-                replies=replies,
+                shared, partial(gate.find_user, takes_session=True), settings.max_body, settings.max_depth,
+                Rates(limits).take, authenticate_node=gate.find_node, bodies=bodies, replies=replies,
             ),
             *make_yt_routes(
-                YtBackend(scheduler, cluster_name, find_known=gate.find_known),
-                gate.find_user,
-                limits,
-                replies,
-                bodies,
+                YtBackend(scheduler, cluster_name, find_known=gate.find_known), gate.find_user, limits, replies, bodies,
                 partial(record_refused_request, scheduler),
             ),
             # No check of token and host: these are the package's files, without any data.
@@ -79,7 +64,7 @@ def make_app(
             Middleware(KnowAccounts, gate=gate, accounts=Accounts()),
         ],
         exception_handlers={HTTPException: answer_error, CommandError: answer_error},
-    )
+    )  # fmt: skip
     app.router.redirect_slashes = False
     return app
 

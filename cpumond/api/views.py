@@ -296,14 +296,9 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
 
 
 def _view_record(
-    kind: type[V],
-    state: State,
-    record: OperationRecord,
-    now: float,
-    places: Places,
-    looks: dict[Tree, Causes] | None = None,
-    **more: Any,
-) -> V:
+    kind: type[V], state: State, record: OperationRecord, now: float, places: Places,
+    looks: dict[Tree, Causes] | None = None, **more: Any,
+) -> V:  # fmt: skip
     """Return an operation's view. ``looks``: tree -> causes of waiting, shared by operations shown together."""
     live = state.operations.get(record.id)
     looks = {} if looks is None else looks

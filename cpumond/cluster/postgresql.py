@@ -97,12 +97,9 @@ class PostgresServer:
     def run(self, program: str, *arguments: str) -> str:
         """Return the output of a program of PostgreSQL. Raises UnavailableError with the end of its error output."""
         done = subprocess.run(  # a program found above
-            [*self._as_owner, os.path.join(self.programs, program), *arguments],
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            [*self._as_owner, os.path.join(self.programs, program), *arguments], cwd=self.directory,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         if done.returncode:
             raise UnavailableError(f"{program} failed: {done.stderr.strip()[-500:]}")
         return done.stdout
@@ -114,13 +111,9 @@ class PostgresServer:
             command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [*command, os.path.join(self.programs, "postgres"), "-D", self.data],
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                [*command, os.path.join(self.programs, "postgres"), "-D", self.data], cwd=self.directory,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
         status = os.path.join(self.data, "postmaster.pid")
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until and self._process.poll() is None:

@@ -346,16 +346,10 @@ def _describe_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
 
 
 DESCRIBE: Final[dict[Rule, Callable[[_Tree, str, _Binding], str]]] = {
-    "demand": _describe_demand,
-    "limit": _describe_limit,
-    "gang": _describe_gang,
-    "fifo": _describe_fifo,
-    "weight": _describe_weight,
-    "strong_guarantee": _describe_guarantee,
-    "burst": _describe_guarantee,
-    "relaxed": _describe_guarantee,
-    "cluster": _describe_cluster,
-}
+    "demand": _describe_demand, "limit": _describe_limit, "gang": _describe_gang, "fifo": _describe_fifo,
+    "weight": _describe_weight, "strong_guarantee": _describe_guarantee, "burst": _describe_guarantee,
+    "relaxed": _describe_guarantee, "cluster": _describe_cluster,
+}  # fmt: skip
 
 
 def _describe_scarce(tree: _Tree, name: str) -> str:

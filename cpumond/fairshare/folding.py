@@ -45,12 +45,9 @@ def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIG
 
 
 def infer_weight(
-    multiplier: float | None,
-    strong_share: Vector,
-    total_flow_ratio: float,
-    parent_strong_share: Vector,
+    multiplier: float | None, strong_share: Vector, total_flow_ratio: float, parent_strong_share: Vector,
     parent_total_flow_ratio: float,
-) -> float:
+) -> float:  # fmt: skip
     """Return the weight, > 0, of a pool for which none is set (18, semantics.md 2.5).
 
     ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. A pool's

@@ -54,17 +54,10 @@ class ShareFunction:
     )  # fmt: skip
 
     def __init__(
-        self,
-        starts: list[float],
-        values: list[Vector],
-        slopes: list[Vector],
-        at_zero: Vector,
-        lower_ends: Mapping[int, Vector] = NO_JUMPS,
-        positions: Sequence[Position] = (),
-        zero_position: Position = (0.0, 0.0, 0.0, (), 0),
-        horizon: float = 1.0,
-        at_horizon: Vector | None = None,
-    ) -> None:
+        self, starts: list[float], values: list[Vector], slopes: list[Vector], at_zero: Vector,
+        lower_ends: Mapping[int, Vector] = NO_JUMPS, positions: Sequence[Position] = (),
+        zero_position: Position = (0.0, 0.0, 0.0, (), 0), horizon: float = 1.0, at_horizon: Vector | None = None,
+    ) -> None:  # fmt: skip
         self.starts = starts
         self.values = values
         self.slopes = slopes

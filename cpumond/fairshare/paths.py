@@ -202,13 +202,9 @@ def _ramp(function: ShareFunction, segment: int, factor: float) -> Ramp:
 
 
 def _sweep(
-    path: Path,
-    changes: list[SlopeChange],
-    value: Vector,
-    slope: tuple[int, int, int, int, int],
-    until: float | None,
+    path: Path, changes: list[SlopeChange], value: Vector, slope: tuple[int, int, int, int, int], until: float | None,
     active: dict[tuple[int, int], Ramp],
-) -> tuple[Vector, tuple[int, int, int, int, int]]:
+) -> tuple[Vector, tuple[int, int, int, int, int]]:  # fmt: skip
     """Append steps from the end of ``path`` through ``changes`` and then to ``until``. ``value`` and ``slope`` are the
     sums so far, without the ramps ``active``. Returns these sums at ``until``."""
     if active:
@@ -257,13 +253,9 @@ def _sweep(
 
 
 def _sweep_with_ramps(
-    path: Path,
-    changes: list[SlopeChange],
-    value: Vector,
-    slope: tuple[int, int, int, int, int],
-    until: float | None,
+    path: Path, changes: list[SlopeChange], value: Vector, slope: tuple[int, int, int, int, int], until: float | None,
     active: dict[tuple[int, int], Ramp],
-) -> tuple[Vector, tuple[int, int, int, int, int]]:
+) -> tuple[Vector, tuple[int, int, int, int, int]]:  # fmt: skip
     """Sweep like ``_sweep``, and add the rise of ramps: each one is exact at its ends, however steep it is."""
     for x, *change in [*changes, *([(until, *FLAT)] if until is not None else [])]:
         at = path.xs[-1]

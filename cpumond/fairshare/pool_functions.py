@@ -185,25 +185,15 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     if not segments.starts:
         return None
     return ShareFunction(
-        segments.starts,
-        segments.values,
-        segments.slopes,
-        piece.at_zero,
-        segments.lower_ends,
-        segments.positions,
-        _waiting(path, first, xs[0]),
-        s if at_one is None else 1.0,
-        at_one,
-    )
+        segments.starts, segments.values, segments.slopes, piece.at_zero, segments.lower_ends, segments.positions,
+        _waiting(path, first, xs[0]), s if at_one is None else 1.0, at_one,
+    )  # fmt: skip
 
 
 def _add_rising(
-    segments: _Segments,
-    rising: list[tuple[float, float, float, float]],
-    span: tuple[float, float],
-    v: Vector,
+    segments: _Segments, rising: list[tuple[float, float, float, float]], span: tuple[float, float], v: Vector,
     m: Vector,
-) -> None:
+) -> None:  # fmt: skip
     """Add the parts of ``rising_parts`` for a linear step of the path, each as a segment (9.4)."""
     x, x_end = span
     reached = 0.0

@@ -82,12 +82,10 @@ class Elements(Mapping[str, ElementShares]):
     __slots__ = ("_find", "_describe", "_places", "operation_shares", "pool_shares")
 
     def __init__(
-        self,
-        find: Callable[[], dict[str, tuple[Any, int]]],
-        describe: Callable[[Any, int], ElementShares],
+        self, find: Callable[[], dict[str, tuple[Any, int]]], describe: Callable[[Any, int], ElementShares],
         operation_shares: Callable[[], Iterator[tuple[str, Vector, Vector]]],
         pool_shares: Callable[[], Iterator[PoolShares]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._find = find
         self._describe = describe
         self.operation_shares = operation_shares

@@ -248,12 +248,9 @@ class FairShareUpdater:
 
 
 def find_guarantees(
-    preorder: list[PoolNode],
-    burst_pools: list[PoolNode],
-    relaxed_pools: list[PoolNode],
-    snapshot: Snapshot,
+    preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode], snapshot: Snapshot,
     elapsed_s: float | None,
-) -> list[UpdateError]:
+) -> list[UpdateError]:  # fmt: skip
     """Set attributes, volumes and guarantees of pools (3 to 6); return errors. ``elapsed_s``: since the last update."""
     total, options = snapshot.total_resources, snapshot.options
     errors, priority_pools = check_flags(preorder)
@@ -380,51 +377,35 @@ def _view_shares(node: PoolNode, n: int) -> ElementShares:
     """Return the shares of operation ``n`` of a pool; for -1, those of the pool itself."""
     if n < 0:
         return ElementShares(
-            kind="pool" if node.parent else "root",
-            fair_share=node.fair_share,
-            promised_guarantee_fair_share=node.promised,
-            demand_share=node.demand_share,
-            usage_share=node.usage_share,
-            limits_share=node.limits_share,
-            strong_guarantee_share=node.strong,
+            kind="pool" if node.parent else "root", fair_share=node.fair_share,
+            promised_guarantee_fair_share=node.promised, demand_share=node.demand_share, usage_share=node.usage_share,
+            limits_share=node.limits_share, strong_guarantee_share=node.strong,
             strong_guarantee_share_priority_tier=node.priority_tier,
-            strong_guarantee_share_regular_tier=node.regular_tier,
-            proposed_integral_share=node.proposed,
-            estimated_guarantee_share=node.estimated,
-            inferred_strong_guarantee_resources=node.inferred_guarantee,
+            strong_guarantee_share_regular_tier=node.regular_tier, proposed_integral_share=node.proposed,
+            estimated_guarantee_share=node.estimated, inferred_strong_guarantee_resources=node.inferred_guarantee,
             dominant_resource=dominant_resource(node.usage_share if any(node.usage) else node.demand_share),
-            burst_ratio=node.burst_ratio,
-            total_burst_ratio=node.total_burst_ratio,
-            resource_flow_ratio=node.flow_ratio,
-            total_resource_flow_ratio=node.total_flow_ratio,
-            last_share_ratio=node.last_share_ratio,
-            accumulated_volume=node.volume,
-            volume_overflow=node.volume_overflow,
-            acceptable_volume=node.acceptable_volume,
-            accepted_free_volume=node.accepted_free_volume,
+            burst_ratio=node.burst_ratio, total_burst_ratio=node.total_burst_ratio, resource_flow_ratio=node.flow_ratio,
+            total_resource_flow_ratio=node.total_flow_ratio, last_share_ratio=node.last_share_ratio,
+            accumulated_volume=node.volume, volume_overflow=node.volume_overflow,
+            acceptable_volume=node.acceptable_volume, accepted_free_volume=node.accepted_free_volume,
             children_volume_overflow=node.children_volume_overflow,
-        )
+        )  # fmt: skip
     record = node.operations[n]
     total = node.operation_totals[n]
     promised = node.promised_totals[n] if node.promised_totals else ZERO
     fifo = node.pool.mode == "fifo"
     return ElementShares(
-        kind="operation",
-        fair_share=FairShare(total=total, weight_proportional=total),
+        kind="operation", fair_share=FairShare(total=total, weight_proportional=total),
         promised_guarantee_fair_share=FairShare(total=promised, weight_proportional=promised),
-        demand_share=record.demand_share,
-        usage_share=record.usage_share,
-        limits_share=record.limits_share,
-        strong_guarantee_share=ZERO,
-        strong_guarantee_share_priority_tier=ZERO,
-        strong_guarantee_share_regular_tier=ZERO,
-        proposed_integral_share=ZERO,
+        demand_share=record.demand_share, usage_share=record.usage_share, limits_share=record.limits_share,
+        strong_guarantee_share=ZERO, strong_guarantee_share_priority_tier=ZERO,
+        strong_guarantee_share_regular_tier=ZERO, proposed_integral_share=ZERO,
         estimated_guarantee_share=scale(node.unguaranteed, record.operation.weight / node.weight_sum),
         inferred_strong_guarantee_resources=ZERO,
         dominant_resource=dominant_resource(record.usage_share if any(record.operation.usage) else record.demand_share),
         fifo_index=node.memory.fifo_index[n] if fifo else None,
         effective_fifo_index=node.effective_index[n] if node.effective_index else None,
-    )
+    )  # fmt: skip
 
 
 def dominant_resource(shares: Vector) -> str:

@@ -44,13 +44,9 @@ class Door:
     ``counted``: the log's word for them. ``by_source``: above the bound, close one of the address with the most."""
 
     def __init__(
-        self,
-        max_connections: int,
-        max_bytes: int,
-        exchange_s: float,
-        counted: str = "connections",
+        self, max_connections: int, max_bytes: int, exchange_s: float, counted: str = "connections",
         by_source: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.counted = counted
         self._sources: Counter[str] | None = Counter() if by_source else None
         self.max_connections = max_connections

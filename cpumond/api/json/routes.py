@@ -64,17 +64,9 @@ MIN_BODY: Final = {
 """Type of a body -> the length in bytes that is accepted even if [api] max_body is lower; logs are in base64."""
 
 STATUS_OF_CODE: Final = {
-    RESOLVE: 404,
-    NO_SUCH_OPERATION: 404,
-    NO_SUCH_JOB: 404,
-    ALREADY_EXISTS: 409,
-    TOO_MANY_OPERATIONS: 409,
-    AUTHENTICATION: 401,
-    ACCESS_DENIED: 403,
-    TOO_MANY_REQUESTS: 429,
-    NODE_OFFLINE: 503,
-    TIMEOUT: 504,
-}
+    RESOLVE: 404, NO_SUCH_OPERATION: 404, NO_SUCH_JOB: 404, ALREADY_EXISTS: 409, TOO_MANY_OPERATIONS: 409,
+    AUTHENTICATION: 401, ACCESS_DENIED: 403, TOO_MANY_REQUESTS: 429, NODE_OFFLINE: 503, TIMEOUT: 504,
+}  # fmt: skip
 """Code of a refusal -> HTTP status; for all other codes it is 422."""
 
 Authenticate = Callable[[Request], User]
@@ -93,16 +85,11 @@ GZIP_BYTES: Final = 8192
 
 
 def make_json_routes(
-    shared: Shared,
-    authenticate: Authenticate,
-    max_body: int = 2**20,
-    max_depth: int = 64,
-    count: Callable[[str, float], None] = lambda _, __: None,
-    *,
-    authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
-    bodies: Bodies | None = None,
+    shared: Shared, authenticate: Authenticate, max_body: int = 2**20, max_depth: int = 64,
+    count: Callable[[str, float], None] = lambda _, __: None, *,
+    authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True), bodies: Bodies | None = None,
     replies: ReplyCache | None = None,
-) -> list[Route]:
+) -> list[Route]:  # fmt: skip
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` returns the user of a request, ``authenticate_node`` the user of a node's request; both raise

@@ -30,17 +30,10 @@ LATE_UPDATES: Final = 30
 def view_me(call: Call) -> overview.Me:
     scheduler, shared = call.scheduler, call.shared
     return overview.Me(
-        user=call.user.name,
-        groups=sorted(call.user.groups),
-        is_admin=call.user.admin,
-        needs_token=shared.needs_token,
-        is_open=shared.is_open,
-        version=__version__,
-        cluster_name=shared.cluster_name,
-        started_at=scheduler.started_at,
-        now=call.now,
-        history_length_s=0.0 if scheduler.history is None else scheduler.history.length_s,
-    )
+        user=call.user.name, groups=sorted(call.user.groups), is_admin=call.user.admin, needs_token=shared.needs_token,
+        is_open=shared.is_open, version=__version__, cluster_name=shared.cluster_name, started_at=scheduler.started_at,
+        now=call.now, history_length_s=0.0 if scheduler.history is None else scheduler.history.length_s,
+    )  # fmt: skip
 
 
 async def view_overview(call: Call) -> overview.Overview:
@@ -99,16 +92,12 @@ async def view_status(call: Call) -> overview.Status:
     shown_states = (await call.shared.looks.last()).counts.states
     scheduler, now = call.scheduler, call.now
     return overview.Status(
-        version=__version__,
-        uptime_s=now - scheduler.started_at,
-        now=now,
-        update_period_s=scheduler.update_period_s,
-        last_update_age_s=_update_age_s(scheduler),
-        default_tree=scheduler.state.config.default_tree,
+        version=__version__, uptime_s=now - scheduler.started_at, now=now, update_period_s=scheduler.update_period_s,
+        last_update_age_s=_update_age_s(scheduler), default_tree=scheduler.state.config.default_tree,
         timings=scheduler.timings.list_numbers(),
         requests={name: taken for name, taken in call.shared.requests.items() if taken.count},
         counts=overview.count_all(scheduler.state, shown_states),
-    )
+    )  # fmt: skip
 
 
 def view_readiness(call: Call) -> overview.Health | WithStatus:

@@ -529,26 +529,13 @@ def _view_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) 
 
 
 _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = {
-    "get": _get,
-    "list": _list,
-    "exists": _exists,
-    "set": _set,
-    "multiset_attributes": _multiset,
-    "remove": _remove,
-    "create": _create,
-    "move": _move,
-    "start_operation": _start,
-    "get_operation": _get_operation,
-    "list_operations": _list_operations,
-    "list_jobs": _list_jobs,
-    "get_job": _get_job,
-    "get_job_stderr": _get_job_stderr,
-    "list_operation_events": _list_operation_events,
-    "check_permission": _check_permission,
-    "check_operation_permission": _check_operation_permission,
-    "get_version": _get_version,
-    "get_supported_features": _get_features,
-}
+    "get": _get, "list": _list, "exists": _exists, "set": _set, "multiset_attributes": _multiset, "remove": _remove,
+    "create": _create, "move": _move, "start_operation": _start, "get_operation": _get_operation,
+    "list_operations": _list_operations, "list_jobs": _list_jobs, "get_job": _get_job,
+    "get_job_stderr": _get_job_stderr, "list_operation_events": _list_operation_events,
+    "check_permission": _check_permission, "check_operation_permission": _check_operation_permission,
+    "get_version": _get_version, "get_supported_features": _get_features,
+}  # fmt: skip
 
 _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
     "abort_operation": lambda _, r: operations.AbortOperation(_operation_id(r), get_text(r, "abort_message", "")),

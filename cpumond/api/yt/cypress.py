@@ -414,15 +414,10 @@ class Cypress:
             return None if found is MISSING else self._document(found, path, name)
 
         return self._node(
-            path,
-            name,
-            type=kind or f"{_KINDS.get(type(value), 'map')}_node",
-            is_opaque=True,
-            names=lambda: value if isinstance(value, Mapping) else (),
-            make_child=make_child,
-            explain_child=value.explain if isinstance(value, Lazy) else None,
-            value=value,
-        )
+            path, name, type=kind or f"{_KINDS.get(type(value), 'map')}_node", is_opaque=True,
+            names=lambda: value if isinstance(value, Mapping) else (), make_child=make_child,
+            explain_child=value.explain if isinstance(value, Lazy) else None, value=value,
+        )  # fmt: skip
 
     def _cluster_nodes(self, path: str, name: str) -> CypressNode:
         nodes = orchid.nodes_by_address(self.scheduler.state)
@@ -455,14 +450,9 @@ class Cypress:
 
         default = self.config.default_tree
         return self._node(
-            path,
-            name,
-            type=POOL_TREES,
-            names=lambda: self.config.trees,
-            make_child=make_child,
-            stored={DEFAULT_TREE: default} if default else {},
-            change_by=change,
-        )
+            path, name, type=POOL_TREES, names=lambda: self.config.trees, make_child=make_child,
+            stored={DEFAULT_TREE: default} if default else {}, change_by=change,
+        )  # fmt: skip
 
     def _tree(self, tree: TreeConfig, path: str) -> CypressNode:
         return self._pools_of(tree, None, path, lambda edits: ChangeTree(tree.name, edits))
@@ -481,19 +471,12 @@ class Cypress:
             return None if found is None or found.parent != inside else self._pool(tree, found, path)
 
         return self._node(
-            path,
-            item.name,
-            type="scheduler_pool_tree" if pool is None else "scheduler_pool",
-            id=item.id,
-            names=lambda: self.children_of(tree).get(inside, ()),
-            make_child=make_child,
+            path, item.name, type="scheduler_pool_tree" if pool is None else "scheduler_pool", id=item.id,
+            names=lambda: self.children_of(tree).get(inside, ()), make_child=make_child,
             explain_child=lambda name: self._explain_pool(tree, name),
-            system=_OF_TREE_ITSELF if pool is None else _OF_POOL,
-            stored=item.attributes,
-            change_by=change,
-            tree=tree,
+            system=_OF_TREE_ITSELF if pool is None else _OF_POOL, stored=item.attributes, change_by=change, tree=tree,
             pool=pool,
-        )
+        )  # fmt: skip
 
     def _explain_pool(self, tree: TreeConfig, name: str) -> str:
         """Return a hint with the path of a pool that the request looked for at a wrong path."""

@@ -73,14 +73,12 @@ def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilt
         request = replace(request, parameters={**request.parameters, **kept})
     order = _word(request, "sort_order", ("ascending", "descending"), "ascending")
     return JobFilters(
-        parameters=given,
-        tests=_make_tests(request, address_of),
+        parameters=given, tests=_make_tests(request, address_of),
         key=_make_keys(address_of, now)[_word(request, "sort_field", tuple(_make_keys(address_of, now)), "none")],
-        is_descending=order == "descending",
-        offset=offset,
+        is_descending=order == "descending", offset=offset,
         limit=get_number(request, "limit", DEFAULT_LISTED_JOBS, MAX_LISTED_JOBS),
         names=get_names(request, "attributes"),
-    )
+    )  # fmt: skip
 
 
 def _word(request: YtRequest, name: str, known: Sequence[str], otherwise: str) -> str:

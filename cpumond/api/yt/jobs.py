@@ -48,29 +48,13 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         tree, cpu_limit, current_cpu_limit = job.tree, job.cpu_limit, job.current_cpu_limit
     options = record.trees.get(tree)
     info: dict[str, Any] = {
-        "id": job.id,
-        "job_id": job.id,
-        "allocation_id": job.id,
-        "operation_id": record.id,
-        "type": JOB_TYPE,
-        "state": job_state(job),
-        "address": address,
-        "task_name": job.task_name,
-        "start_time": iso_time(job.start_time),
-        "pool_tree": tree,
-        "pool": "" if options is None else options.pool,
-        "cpu_limit": cpu_limit,
-        "current_cpu_limit": current_cpu_limit,
-        "class": job.job_class,
-        "set_container_cpu_limit": job.has_ceiling,
-        "progress": float(job.state == "completed"),
-        "is_stale": False,
-        "has_spec": False,
-        "has_competitors": False,
-        "core_infos": [],
-        "exec_attributes": {},
-        "brief_statistics": NO_DATA,
-    }
+        "id": job.id, "job_id": job.id, "allocation_id": job.id, "operation_id": record.id, "type": JOB_TYPE,
+        "state": job_state(job), "address": address, "task_name": job.task_name, "start_time": iso_time(job.start_time),
+        "pool_tree": tree, "pool": "" if options is None else options.pool, "cpu_limit": cpu_limit,
+        "current_cpu_limit": current_cpu_limit, "class": job.job_class, "set_container_cpu_limit": job.has_ceiling,
+        "progress": float(job.state == "completed"), "is_stale": False, "has_spec": False, "has_competitors": False,
+        "core_infos": [], "exec_attributes": {}, "brief_statistics": NO_DATA,
+    }  # fmt: skip
     if job.cookie >= 0:
         info["job_cookie"] = job.cookie
     if job.incarnation:

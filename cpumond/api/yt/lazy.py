@@ -19,15 +19,10 @@ class Lazy(Mapping[str, Any]):
     __slots__ = ("_names", "_find", "_explain", "_has_all", "hidden", "is_whole")
 
     def __init__(
-        self,
-        names: Callable[[], Iterable[str]],
-        find: Callable[[str], Any],
-        explain: Callable[[str], str] | None = None,
-        hidden: frozenset[str] = frozenset(),
-        *,
-        has_all: bool = False,
+        self, names: Callable[[], Iterable[str]], find: Callable[[str], Any],
+        explain: Callable[[str], str] | None = None, hidden: frozenset[str] = frozenset(), *, has_all: bool = False,
         is_whole: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``find`` returns MISSING if there is no value, even if ``names`` contains the name; ``explain`` says why.
 
         ``hidden``: names of values too large to be shown with the rest; None replaces them. ``has_all``: each name has
@@ -95,12 +90,8 @@ def amounts(vector: Vector) -> dict[str, Any]:
     """Return resources as a map. The value of cpu is always a double; others are integers if they are whole."""
     slots, cpu, gpu, memory, network = vector
     return {
-        "user_slots": whole(slots),
-        "cpu": cpu,
-        "gpu": whole(gpu),
-        "memory": whole(memory),
-        "network": whole(network),
-    }
+        "user_slots": whole(slots), "cpu": cpu, "gpu": whole(gpu), "memory": whole(memory), "network": whole(network),
+    }  # fmt: skip
 
 
 def whole(number: float) -> float:

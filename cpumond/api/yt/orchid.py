@@ -232,12 +232,9 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
 
 
 def operation_info(
-    rights: Rights,
-    record: OperationRecord,
-    look_at: LookAt,
-    now: float | None = None,
+    rights: Rights, record: OperationRecord, look_at: LookAt, now: float | None = None,
     statistics: JobStatistics | None = None,
-) -> Lazy:
+) -> Lazy:  # fmt: skip
     """Return an operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``.
     ``statistics``: those of its jobs.
 
@@ -317,22 +314,14 @@ USER_TAGS: Final = "user_tags"
 def node_info(node: Node) -> dict[str, Any]:
     """Return a node as its registration and its last heartbeat described it."""
     return {
-        "id": node.id,
-        "address": node.address,
-        "state": "online" if node.is_online else "offline",
-        "tags": sorted(node.tags),
-        USER_TAGS: list(node.user_tags),
-        "pool_tree": node.tree or "",
-        "resource_limits": amounts(node.capacity),
-        "resource_usage": amounts(node.used),
-        "foreign_resource_usage": amounts(node.foreign_usage),
-        "last_seen_time": iso_time(node.last_seen),
-        "running_job_count": len(node.jobs),
-        "stopping_job_count": len(node.stopping),
-        "overcommit_count": node.overcommit_count,
-        "is_overcommitted": node.overcommitted_since is not None,
+        "id": node.id, "address": node.address, "state": "online" if node.is_online else "offline",
+        "tags": sorted(node.tags), USER_TAGS: list(node.user_tags), "pool_tree": node.tree or "",
+        "resource_limits": amounts(node.capacity), "resource_usage": amounts(node.used),
+        "foreign_resource_usage": amounts(node.foreign_usage), "last_seen_time": iso_time(node.last_seen),
+        "running_job_count": len(node.jobs), "stopping_job_count": len(node.stopping),
+        "overcommit_count": node.overcommit_count, "is_overcommitted": node.overcommitted_since is not None,
         "disable_scheduler_jobs": node.cordon is not None,
-    }
+    }  # fmt: skip
 
 
 def nodes_by_address(state: State) -> dict[str, Node]:

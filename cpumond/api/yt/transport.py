@@ -126,13 +126,9 @@ COMMANDS = {
 
 
 def make_yt_routes(
-    backend: Backend,
-    authenticate: Callable[[Request], User],
-    limits: YtLimits,
-    replies: ReplyCache,
-    bodies: Bodies | None = None,
-    make_refusal_event: RecordRefusal = _record_nothing,
-) -> list[Route]:
+    backend: Backend, authenticate: Callable[[Request], User], limits: YtLimits, replies: ReplyCache,
+    bodies: Bodies | None = None, make_refusal_event: RecordRefusal = _record_nothing,
+) -> list[Route]:  # fmt: skip
     """Return the protocol's routes. ``authenticate`` returns the user of a request or raises YtError 900.
 
     ``make_refusal_event`` is called with requests that are refused."""
@@ -257,12 +253,9 @@ class _Transport:
         form = None if command.is_binary else _find_format(request, parameters, is_input=False)
         wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
         log.debug(
-            "yt_command",
-            command=command.name,
-            user=user.name,
-            correlation_id=ids.correlation_id,
+            "yt_command", command=command.name, user=user.name, correlation_id=ids.correlation_id,
             request_id=ids.request_id,
-        )
+        )  # fmt: skip
         if form is None:
             return Response(await self._execute(wanted), headers={"Content-Type": "application/octet-stream"})
         if command.name in LARGE_ANSWERS:

@@ -291,13 +291,9 @@ class _Writer(Generic[T]):
     """Writes a value in pieces: ``string`` and ``scalar`` make pieces of plain values, ``mark`` makes punctuation."""
 
     def __init__(
-        self,
-        put: Callable[[T], None],
-        string: Callable[[str | bytes], T],
-        scalar: Callable[[Any], T],
-        mark: Callable[[str], T],
-        pretty: bool = False,
-    ) -> None:
+        self, put: Callable[[T], None], string: Callable[[str | bytes], T], scalar: Callable[[Any], T],
+        mark: Callable[[str], T], pretty: bool = False,
+    ) -> None:  # fmt: skip
         self._put: Callable[[T], None] = put
         self._string: Callable[[str | bytes], T] = string
         self._scalar: Callable[[Any], T] = scalar

@@ -120,14 +120,9 @@ class JobCgroupTree:
         return [os.path.join(mount, path) for mount in self._list_mounts()]
 
     def create(
-        self,
-        job_id: str,
-        cpu_limit: float,
-        memory_limit: int,
-        max_tasks: int = 0,
-        has_ceiling: bool = True,
+        self, job_id: str, cpu_limit: float, memory_limit: int, max_tasks: int = 0, has_ceiling: bool = True,
         reclaimed: bool = False,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """Create the cgroup of a job with its limits, and return the ``cgroup.procs`` files for its first process.
 
         The process must write its id into each of these files. The weight is in proportion to ``cpu_limit`` cores; with

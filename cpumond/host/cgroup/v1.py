@@ -40,17 +40,9 @@ class V1Cgroup(Cgroup):
     DESCRIPTORS: ClassVar = 3
 
     __slots__ = (
-        "_nr_periods",
-        "_nr_throttled",
-        "_period_s",
-        "_raw_periods",
-        "_seen_at_s",
-        "_seen_usage_us",
-        "_throttled_s",
-        "_unified",
-        "_unified_root",
-        "_usage_fd",
-    )
+        "_nr_periods", "_nr_throttled", "_period_s", "_raw_periods", "_seen_at_s", "_seen_usage_us", "_throttled_s",
+        "_unified", "_unified_root", "_usage_fd",
+    )  # fmt: skip
 
     def __init__(self, hierarchies: Hierarchies, path: str, fd: int, usage_fd: int, stat_fd: int) -> None:
         super().__init__(hierarchies, path, fd, stat_fd)
@@ -114,14 +106,9 @@ class V1Cgroup(Cgroup):
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
         self._seen_at_s = at_s
         return CpuReading(
-            usage_us * 1e-6,
-            at_s,
-            self.inode,
-            self._nr_periods,
-            self._nr_throttled,
-            self._throttled_s,
+            usage_us * 1e-6, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s,
             None if self._pressure_fd is None else read_pressure_total_s(self._pressure_fd),
-        )
+        )  # fmt: skip
 
     def _read_stat(self, at_s: float) -> None:
         """Read cpu.stat. The interval since the last look gets at most the periods that fit into its length; further

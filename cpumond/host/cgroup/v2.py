@@ -72,14 +72,9 @@ class V2Cgroup(Cgroup):
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
         self._raw_stat = raw_stat
         self._reading = CpuReading(
-            stat.get("usage_usec", 0) * 1e-6,
-            at_s,
-            self.inode,
-            stat.get("nr_periods", 0),
-            stat.get("nr_throttled", 0),
-            stat.get("throttled_usec", 0) * 1e-6,
-            pressure_s,
-        )
+            stat.get("usage_usec", 0) * 1e-6, at_s, self.inode, stat.get("nr_periods", 0), stat.get("nr_throttled", 0),
+            stat.get("throttled_usec", 0) * 1e-6, pressure_s,
+        )  # fmt: skip
         return self._reading
 
     def read_settings(self) -> CpuSettings | None:

@@ -105,15 +105,9 @@ class SlurmEngine:
         # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this node.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
-            "slurm",
-            job.number,
-            f"job_{job.number}",
-            place.path,
-            labels,
-            ordered_cores=float(cpus),
-            reports_request=True,
-            sets_quota=False,
-        )
+            "slurm", job.number, f"job_{job.number}", place.path, labels, ordered_cores=float(cpus),
+            reports_request=True, sets_quota=False,
+        )  # fmt: skip
 
     def _note(self, place: SlurmPlace) -> str:
         """Return a sentence about a job without a cgroup in the hierarchy of cpu."""

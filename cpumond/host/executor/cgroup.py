@@ -365,12 +365,9 @@ class CgroupExecutor(Executor):
         if result is None:
             started = job.record.start_time > 0.0
             result = KeptJob(
-                job.record.job_id,
-                "ended" if started else "failed",
-                finish_time=time.time(),
-                problem=keeper.LOST if started else NEVER_STARTED,
-                node_fault=True,
-            )
+                job.record.job_id, "ended" if started else "failed", finish_time=time.time(),
+                problem=keeper.LOST if started else NEVER_STARTED, node_fault=True,
+            )  # fmt: skip
         elif result.state == "ended" and not job.started:
             job.record.start_time = result.start_time
             self._mark_started(job)

@@ -101,15 +101,9 @@ class BusConnection:
             self._bus.disconnect()
 
     async def call(
-        self,
-        member: str,
-        signature: str = "",
-        *body: Any,
-        path: str = MANAGER_PATH,
-        interface: str = MANAGER,
-        destination: str = SYSTEMD,
-        descriptors: Iterable[int] = (),
-    ) -> list[Any]:
+        self, member: str, signature: str = "", *body: Any, path: str = MANAGER_PATH, interface: str = MANAGER,
+        destination: str = SYSTEMD, descriptors: Iterable[int] = (),
+    ) -> list[Any]:  # fmt: skip
         """Call a method, by default of systemd's manager. Raises BusAway or Refused."""
         assert self._bus is not None
         try:

@@ -276,12 +276,8 @@ def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | Non
         problem = GONE if state.is_gone else f"systemd ended its unit (result {state.result!r})"
     peaks = [value for value in (state.max_memory, totals.max_memory, peak) if value is not None]
     return Ended(
-        job_id,
-        finish_time=state.finished or time.time(),
-        exit_code=exit_code,
-        signal=ended_by,
+        job_id, finish_time=state.finished or time.time(), exit_code=exit_code, signal=ended_by,
         cpu_seconds=state.cpu_seconds if totals.cpu_seconds is None else totals.cpu_seconds,
-        max_memory=max(peaks, default=None),
-        oom_killed=oom_kills > 0 or "oom-kill" in (state.result, totals.result),
+        max_memory=max(peaks, default=None), oom_killed=oom_kills > 0 or "oom-kill" in (state.result, totals.result),
         problem=problem,
-    )
+    )  # fmt: skip
