@@ -10,7 +10,6 @@ import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -39,10 +38,8 @@ VALUE_BYTES: Final = 64
 class HttpError(Exception):
     """A request that is refused before it becomes a command. ``status``: HTTP's; ``code``: YTsaurus'."""
 
-    def __init__(
-        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, text: str, code: int = GENERIC, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
         self.status = status
         self.code = code
         self.headers = headers or {}
@@ -94,7 +91,7 @@ class HeldBody:
     def __enter__(self) -> HeldBody:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._count(-self._bytes)
         if self._is_large:
             self._bodies.large.release()

@@ -96,10 +96,8 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
             message = f"node {node.id}: its tags {sorted(node.tags)} match no tree's nodes_filter; it gets no jobs"
             yield Alert("node_without_tree", "warning", node.id, message)
         if not node.is_online:
-            message = (
-                f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs will be declared lost if it stays "
-                "silent"
-            )
+            silent_s = now - node.last_seen
+            message = f"node {node.id}: silent for {silent_s:.0f} s; its jobs will be declared lost if it stays silent"
             yield Alert("node_offline", "warning", node.id, message)
         if node.failing is not None and (told := node.failing.describe(now)):
             yield Alert("node_failing", "warning", node.id, f"node {node.id}: {told}")

@@ -45,9 +45,7 @@ async def record_refused_request(scheduler: Scheduler, request: Request, error: 
         # A token that is no longer valid still names its user.
         name = str(error.attributes.get("user", "")) if isinstance(error, CommandError) else ""
         user = User(name, origin=request.client.host if request.client is not None else "")
-    names = {
-        name: str(request.path_params.get(name, ""))[:1000] for name in ("tree", "pool", "node", "operation", "job")
-    }
+    names = {key: str(request.path_params.get(key, ""))[:1000] for key in ("tree", "pool", "node", "operation", "job")}
     if names["operation"]:
         with contextlib.suppress(CommandError):
             names["operation"] = scheduler.state.find_record(names["operation"]).id

@@ -147,9 +147,7 @@ class UpdatedTree:
         for element, _ in members:
             own.append(least(element.strong_guarantee_share, left))
             left = subtract(left, own[-1])
-        rooms = [
-            subtract(self.limits_share(element), strong) for (element, _), strong in zip(members, own, strict=True)
-        ]
+        rooms = [subtract(self.limits_share(each), strong) for (each, _), strong in zip(members, own, strict=True)]
         weights = [weight for _, weight in members]
         by_resource = [_divide_by_weight(amount, weights, [room[r] for room in rooms]) for r, amount in enumerate(left)]
         for (element, _), strong, (a, b, c, d, e) in zip(members, own, zip(*by_resource, strict=True), strict=True):

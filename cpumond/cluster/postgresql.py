@@ -11,7 +11,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from types import TracebackType
 
 from cpumond.cluster.ports import pick_port
 from cpumond.core.errors import UnavailableError
@@ -69,9 +68,7 @@ class PostgresServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def conninfo(self, database: str = "postgres", host: str = "") -> str:

@@ -375,9 +375,8 @@ class Cluster:
         self.lease = lease
         self.database: PostgresServer | None = None
         names = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.nodes = [
-            ClusterNode(self, name, tags.get(name, ()) if isinstance(tags, Mapping) else tags) for name in names
-        ]
+        tags_of = tags if isinstance(tags, Mapping) else dict.fromkeys(names, tags)
+        self.nodes = [ClusterNode(self, name, tags_of.get(name, ())) for name in names]
 
     def __enter__(self) -> Cluster:
         try:

@@ -66,8 +66,7 @@ class ShareFunction:
         self.positions = positions
         self.zero_position = zero_position
         if at_horizon is None:
-            t = horizon - starts[-1]
-            at_horizon = add(values[-1], scale(slopes[-1], t))
+            at_horizon = add(values[-1], scale(slopes[-1], horizon - starts[-1]))
         self.at_horizon = at_horizon
         self.jumps: Sequence[Jump] = ()
         self.lower_ends = lower_ends

@@ -250,10 +250,8 @@ def guess_reach(node: PoolNode) -> float:
     its guarantee, grows in a straight line to its demand. A factor that is too high costs time, a factor that is too
     low costs a second try; neither affects the result."""
     taken = [least(child.strong, child.demand_share) for child in node.pools]
-    wanted = [
-        subtract(least(child.demand_share, child.limits_share), guaranteed)
-        for child, guaranteed in zip(node.pools, taken, strict=True)
-    ]
+    pairs = zip(node.pools, taken, strict=True)
+    wanted = [subtract(least(child.demand_share, child.limits_share), guaranteed) for child, guaranteed in pairs]
     wanted += [record.demand_share for record in node.operations]
     value = sum_vectors(taken)
     guaranteed = greatest(add(node.strong, node.proposed), value)

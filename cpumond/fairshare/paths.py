@@ -76,13 +76,8 @@ class Path:
 
     def sum_at_end(self) -> Vector:
         """Return the sum of the children's values at the last vertex of a complete path."""
-        factors = self.factors or [1.0] * len(self.functions)
-        return sum_vectors(
-            [
-                f.at_horizon if factor >= 1.0 else f.value(factor)
-                for f, factor in zip(self.functions, factors, strict=True)
-            ]
-        )
+        pairs = zip(self.functions, self.factors or [1.0] * len(self.functions), strict=True)
+        return sum_vectors([f.at_horizon if factor >= 1.0 else f.value(factor) for f, factor in pairs])
 
     def _sum(self, x: float, group: Group, jumped: int) -> Vector:
         places = zip(self.functions, *self.places_at(x, group, jumped), strict=True)

@@ -91,9 +91,7 @@ def check_script(scenario: Scenario) -> None:
     Every event is for an operation of the tree, with finite numbers that are not negative. The events of one operation
     are sorted by time and do not overlap: each begins after the previous one has begun and its ramp has ended. Events
     that repeat come last and all have the same period; each round of them has ended when the next round begins."""
-    events_of: dict[str, list[tuple[int, DemandEvent]]] = {
-        operation.name: [] for operation in scenario.snapshot.operations
-    }
+    events_of: dict[str, list[tuple[int, DemandEvent]]] = {each.name: [] for each in scenario.snapshot.operations}
     for place, event in enumerate(scenario.script, 1):
         where = f"script {place}"
         if event.operation not in events_of:

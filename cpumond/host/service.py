@@ -91,19 +91,17 @@ def _listen_on_all(
 def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
     # The event loop turns off Nagle's algorithm only for a socket whose protocol is named. The algorithm would delay a
     # response that is sent in two pieces by 40 ms.
-    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    tcp, is_v6 = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP), family == socket.AF_INET6
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not is_alone:
+        if is_v6 and not is_alone:
             # The host's IPv4 address has its own socket. A single "[::]" accepts both versions.
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if is_early:
-            is_v6 = family == socket.AF_INET6
+            option = (socket.IPPROTO_IPV6, IPV6_FREEBIND) if is_v6 else (socket.IPPROTO_IP, IP_FREEBIND)
             # If the kernel lacks this option, ``bind`` refuses the address again, and its error explains why.
             with contextlib.suppress(OSError):
-                tcp.setsockopt(
-                    socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
-                )
+                tcp.setsockopt(*option, 1)
         tcp.bind(address)
         tcp.listen(backlog)
     except OSError:

@@ -100,10 +100,8 @@ def _make_operation(endpoint: Endpoint, schema_of: dict[str, Any], queries: list
     if steps or queries or keys:
         described["parameters"] = [*steps, *queries, *keys]
     if endpoint.body is not None:
-        described["requestBody"] = {
-            "required": endpoint.needs_body,
-            "content": {"application/json": {"schema": schema_of[repr(endpoint.body)]}},
-        }
+        content = {"application/json": {"schema": schema_of[repr(endpoint.body)]}}
+        described["requestBody"] = {"required": endpoint.needs_body, "content": content}
     if not endpoint.is_public:
         # If no tokens are configured, no token is needed.
         described["security"] = [{"token": []}, {}]

@@ -40,10 +40,9 @@ async def list_trends(call: Call) -> PoolTrends:
 
 async def read_node_map(call: Call) -> NodeMap:
     query: requests.NodeMapQuery = call.query
+    history, now = _history_of(call.scheduler), call.now
     nodes = sorted(node.id for node in call.state.nodes.values() if query.tree in ("", node.tree))
-    return await _history_of(call.scheduler).node_map(
-        nodes, query.measure, call.now - query.since_s, call.now, query.count
-    )
+    return await history.node_map(nodes, query.measure, now - query.since_s, now, query.count)
 
 
 def list_preemption_groups(call: Call) -> PreemptionGroups:

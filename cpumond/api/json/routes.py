@@ -102,10 +102,8 @@ def make_json_routes(
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
     # Paths are tried in this order: those of nodes' requests, the one for submissions, all others.
-    paths = sorted(
-        by_path,
-        key=lambda path: (not any(each.endpoint.is_of_nodes for each in by_path[path].values()), path != SUBMIT),
-    )
+    of_nodes = {endpoint.path for endpoint in ENDPOINTS if endpoint.is_of_nodes}
+    paths = sorted(by_path, key=lambda path: (path not in of_nodes, path != SUBMIT))
     routes = [Route(path, _Dispatcher(by_path[path])) for path in paths]
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 

@@ -128,11 +128,9 @@ class YtBackend:
         mutation_id = strip_attributes(request.parameters.get("mutation_id"))
 
         def remember(reply: Reply) -> Change:
-            answer = {key: reply.id} if key else {}
-            entry = export_reply(
-                request.user.name, str(mutation_id), request.command, self.scheduler.clock.now(), answer
-            )
-            return Change(MUTATION, f"{request.user.name} {mutation_id}", msgspec.json.encode(entry))
+            user, answer = request.user.name, {key: reply.id} if key else {}
+            entry = export_reply(user, str(mutation_id), request.command, self.scheduler.clock.now(), answer)
+            return Change(MUTATION, f"{user} {mutation_id}", msgspec.json.encode(entry))
 
         is_kept = isinstance(mutation_id, str)
         reply = await self.scheduler.execute(command, request.user, remember if is_kept else None)

@@ -272,16 +272,14 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
     return text.removeprefix("-").isdecimal() and len(text) < 10 and -len(values) <= int(text) < len(values)
 
 
-def _last_value(
-    path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
-) -> Any:
+def _last_value(path: str, edits: Edits, name: str, kind: type, wanted: str, known: Sequence[str] | None = None) -> Any:
     """Return the last value in edits of one attribute. ``known``: all that can be changed. Raises YtError."""
     for edit in edits:
         if edit.path != (name,):
             what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
             raise YtError(f"{path} has {what or f'one attribute that can be changed: {name}'}")
         if edit.value is not REMOVE and not isinstance(edit.value, kind):
-            raise YtError(f"{name}: must be {expected}, not {quote_text(edit.value)}")
+            raise YtError(f"{name}: must be {wanted}, not {quote_text(edit.value)}")
     return edits[-1].value
 
 

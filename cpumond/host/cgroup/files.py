@@ -230,11 +230,8 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
     if key not in _VITAL:
         found: dict[str, str] = {}
         _VITAL[key] = found
-        for process, pid, why in (
-            ("self", os.getpid(), "this program itself runs in it"),
-            ("1", 1, "PID 1 runs in it"),
-        ):
-            path = _read_cgroup(os.path.join(proc, process, "cgroup"))
+        for name, pid, why in (("self", os.getpid(), "this program itself runs in it"), ("1", 1, "PID 1 runs in it")):
+            path = _read_cgroup(os.path.join(proc, name, "cgroup"))
             if path is None or not _holds(os.path.join(root, path), pid):
                 place = next((place for place, _, _ in os.walk(root) if _holds(place, pid)), None)
                 path = path if place is None else place[len(root) :].strip("/")

@@ -60,9 +60,8 @@ class JobCgroupTree:
         self._root = relative_path(hierarchies, root)
         self._outer_idle = name_idle_parent(self._root)
         self._inner_idle = os.path.join(self._root, IDLE_NAME)
-        self._memory_root, self._pids_root = (
-            _find_root(hierarchies, mountinfo_path, controller) for controller in ("memory", "pids")
-        )
+        self._memory_root = _find_root(hierarchies, mountinfo_path, "memory")
+        self._pids_root = _find_root(hierarchies, mountinfo_path, "pids")
         self._mounts: list[str] | None = None
 
     @property
@@ -271,9 +270,8 @@ class JobCgroupTree:
         """Return the memory limit of the cgroup at ``path`` (relative) in bytes; None if there is none or unknown."""
         if self.hierarchies.cpu_version == 2:
             return _read_number(os.path.join(self.hierarchies.cpu_root, path), "memory.max")
-        limit = (
-            _read_number(os.path.join(self._memory_root, path), "memory.limit_in_bytes") if self._memory_root else None
-        )
+        root = self._memory_root
+        limit = _read_number(os.path.join(root, path), "memory.limit_in_bytes") if root else None
         return None if limit is None or limit >= V1_NO_MEMORY_LIMIT else limit
 
     def hold_memory(self, path: str, high_bytes: int) -> None:

@@ -281,12 +281,10 @@ class ContainerEngine:
 
 def shorten(container: Container) -> Container:
     """Reduce a container to what is used: an ordinary user may run the service and send responses of any size."""
-    config = container.config
-    labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
+    labels = {key: clean(text) for key, text in (container.config.labels or {}).items() if key in USED_LABELS}
+    config = _Config(clean(container.config.image), labels)
     host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
-    return msgspec.structs.replace(
-        container, name=clean(container.name), config=_Config(clean(config.image), labels), host_config=host_config
-    )
+    return msgspec.structs.replace(container, name=clean(container.name), config=config, host_config=host_config)
 
 
 def find_owner(socket: str) -> int:

@@ -142,11 +142,8 @@ def list_running(pods: PodList, enforces_limits: bool = True) -> tuple[list[Runn
     found, notes = [], []
     for pod in pods.items or ():
         spec, status = pod.spec, pod.status
-        given = {
-            each.name: each
-            for group in (spec.containers, spec.init_containers, spec.ephemeral_containers)
-            for each in group or ()
-        }
+        groups = (spec.containers, spec.init_containers, spec.ephemeral_containers)
+        given = {each.name: each for group in groups for each in group or ()}
         for group in (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses):
             for each in group or ():
                 if each.state is None or each.state.running is None:

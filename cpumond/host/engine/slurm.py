@@ -99,9 +99,7 @@ class SlurmEngine:
             await wait_nudged(nudged, LOOK_S)
 
     def _make_job(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
-        labels = clean_labels(
-            (("name", job.name), ("user", job.user), ("account", job.account), ("partition", job.partition))
-        )
+        labels = clean_labels((name, getattr(job, name)) for name in ("name", "user", "account", "partition"))
         # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this node.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
@@ -122,12 +120,8 @@ class SlurmEngine:
 def find_jobs(root: str, places: tuple[str, ...]) -> list[SlurmPlace]:
     """Return the jobs below ``root``, at glob patterns ``places``."""
     paths = sorted(os.path.relpath(each, root) for place in places for each in glob.glob(os.path.join(root, place)))
-    named = ((_JOB.fullmatch(path.rpartition("/")[2]), path) for path in paths)
-    return [
-        SlurmPlace(match[1] or match[2], path, read_identity(os.path.join(root, path))[1])
-        for match, path in named
-        if match
-    ]
+    named = ((match, path) for path in paths if (match := _JOB.fullmatch(path.rpartition("/")[2])))
+    return [SlurmPlace(match[1] or match[2], path, read_identity(os.path.join(root, path))[1]) for match, path in named]
 
 
 def parse_job(text: str, key: str) -> SlurmJob | None:

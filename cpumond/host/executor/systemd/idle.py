@@ -42,10 +42,8 @@ class IdleSlice:
             if parent.is_set():
                 return
             # On v1, "idle" sets the lowest weight; on v2 without cpu.idle, it would make systemd write nothing.
-            says_idle = self._bus.version >= IDLE_VERSION and (
-                self._hierarchies.cpu_version == 1 or parent.has_idle_file()
-            )
-            weight = 0 if says_idle else 1
+            may_say_idle = self._hierarchies.cpu_version == 1 or parent.has_idle_file()
+            weight = 0 if self._bus.version >= IDLE_VERSION and may_say_idle else 1
             try:
                 await self._bus.call("StartUnit", "ss", IDLE_SLICE, "replace")
                 await self._bus.connection.set_properties(IDLE_SLICE, [("CPUWeight", "t", weight)])
