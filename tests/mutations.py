@@ -175,7 +175,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("and (not order.memory_limit or self._was_below_limit(ended))", "and not order.memory_limit"),
         ("if account.pw_uid == 0 and not config.executor.allow_root:", "if False:"),
         ("order.interruptible or was_over):", "order.interruptible):"),
-        ("if kill_at_s < job.kill_at_s:", "if first:"),
+        ("min(job.kill_at_s, now_s + stop.timeout_s)", "now_s + stop.timeout_s if first else job.kill_at_s"),
         ("if now_s - job.received_at_s > order.wait_s:", "if missing and now_s - job.received_at_s > order.wait_s:"),
         ("(resources.cpu or 0.0) - other_cores - sum(", "(resources.cpu or 0.0) - sum("),
     ],
@@ -445,7 +445,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_json_lists.py": [("self.made_of = self.until = -math.inf", "self.until = -math.inf")],
     "test_hidden_operations.py": [("operation_id.startswith(FORETOLD) or rights.user.admin:", "rights.user.admin:")],
-    "test_node_counters.py": [("max(known.get(result, 0), 0) for", "known.get(result, 0) for")],
+    "test_node_counters.py": [("max(found.ends.get(result, 0), 0) for", "found.ends.get(result, 0) for")],
     "test_notify.py": [("if self._good is None:", "if not self._good:")],
     "test_agent_sockets.py": [("os.chmod(path, 0o660)", "os.chmod(path, 0o664)")],
     "test_containers.py": [

@@ -124,8 +124,9 @@ class _OwnNamesOnly:
             await send(message)
 
         # A request of HTTP/1.0 may omit the host, but browsers always send it.
-        hosts = [value for name, value in scope["headers"] if name == b"host"] or [b""]
-        if len(hosts) == 1 and await self._is_own(_cut_port(hosts[0].decode("latin-1"))):
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"] or [""]
+        without_port = hosts[0][1:].partition("]")[0] if hosts[0].startswith("[") else hosts[0].partition(":")[0]
+        if len(hosts) == 1 and await self._is_own(without_port):
             await self._app(scope, receive, send_with_headers)
             return
         await _json({"error": self._advice, "exit_code": 77}, 403)(scope, receive, send_with_headers)
@@ -168,12 +169,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _cut_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _make_app(routes: list[Route]) -> Starlette:

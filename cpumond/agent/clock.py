@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 
@@ -10,8 +11,4 @@ class HostClock:
 
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
-
-    @staticmethod
-    def boottime_s() -> float:
-        """Return the seconds since boot, including the time for which the host was suspended."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    boottime_s = staticmethod(functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))

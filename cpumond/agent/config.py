@@ -196,16 +196,11 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """The cgroups below which jobs run: the first for ordinary jobs, the second for jobs on reclaimed CPU; empty
-        without an executor."""
-        return () if self.kind == "none" else (self.cgroup_root, *self.idle_roots)
-
-    @property
-    def idle_roots(self) -> tuple[str, ...]:
-        """Where an executor's jobs on reclaimed CPU run: at the hierarchy's root, not below ``cgroup_root``."""
-        if self.kind == "cgroup":
-            return (name_idle_parent(self.cgroup_root),)
-        return (IDLE_SLICE,) if self.kind == "systemd" else ()
+        """The cgroups below which jobs run: the first for ordinary jobs, the second for jobs on reclaimed CPU, which is
+        at the hierarchy's root, not below ``cgroup_root``; empty without an executor."""
+        if self.kind == "none":
+            return ()
+        return self.cgroup_root, name_idle_parent(self.cgroup_root) if self.kind == "cgroup" else IDLE_SLICE
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -276,9 +271,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         These are ``managed_roots``. If they are not set, jobs of engines are managed everywhere, and other jobs
         nowhere. The executor's jobs are always managed, because this agent creates their cgroups."""
-        if is_engines:
-            return self.managed_roots or [""]
-        return [*self.managed_roots, *self.executor.cgroup_roots]
+        return (self.managed_roots or [""]) if is_engines else [*self.managed_roots, *self.executor.cgroup_roots]
 
     def node_settings(self) -> MonitorSettings:
         return self.resolve_settings(None, "", {})

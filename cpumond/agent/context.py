@@ -67,7 +67,6 @@ class AgentContext:
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or read_host_cores(hierarchies)
         self.read_resources: Callable[[], Resources] = lambda: self.config.resources
-        """Reads the present resources of the host."""
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self.stopping = False

@@ -18,7 +18,7 @@ from cpumond.agent.state_file import Pin
 from cpumond.agent.tracked import Tracked, TrackedView, check_job, find_refusal
 from cpumond.core import answers
 from cpumond.core.errors import ConfigError, RefusedError, UnavailableError
-from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
+from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, finite_or_none, format_duration
 from cpumond.core.words import format_time
 from cpumond.host.cgroup.files import NO_BANDWIDTH, read_pressure
 from cpumond.host.cgroup.mounts import relative_path
@@ -91,10 +91,9 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
     seen_at, held_at = (
         wall_s + at_s - now_s if math.isfinite(at_s) else None for at_s in (state.peak_at_s, state.held.at_s)
     )
+    hindrance = "writes are paused" if is_paused else ""
     if status not in ("reclaim", "up-only"):
         hindrance = "mode shadow" if status == "shadow" else f"it is {status}"
-    else:
-        hindrance = "writes are paused" if is_paused else ""
     if status == "up-only":
         s = msgspec.structs.replace(s, direction="up-only")
     clock = "" if held_at is None else _format_clock(held_at, wall_s)
@@ -169,13 +168,13 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
             cap=state.hard_cores,
             lower_bound=lower,
             upper_bound=upper,
-            quota_found=_cores(job.original.cores),
-            ancestor_cap=_cores(job.ancestor.cores),
+            quota_found=finite_or_none(job.original.cores),
+            ancestor_cap=finite_or_none(job.ancestor.cores),
             ancestor=job.ancestor.path,
         ),
         window=answers.Window(
             size=s.vote_window_size,
-            values=[_cores(value) for value in state.window],
+            values=[finite_or_none(value) for value in state.window],
             votes=[_vote(value, lower, upper, s) for value in state.window],
             votes_sum=job.decision.votes_sum if job.decision else None,
             threshold=s.vote_decision_threshold,
@@ -358,9 +357,4 @@ def _vote(value: float, lower: float, upper: float, s: MonitorSettings) -> int:
 
 
 def _settings(settings: CpuSettings) -> answers.Quota:
-    return answers.Quota(**msgspec.structs.asdict(settings), cores=_cores(settings.cores))
-
-
-def _cores(value: float) -> float | None:
-    """Return ``value``; None for infinity (no limit), which JSON does not have."""
-    return value if math.isfinite(value) else None
+    return answers.Quota(**msgspec.structs.asdict(settings), cores=finite_or_none(settings.cores))

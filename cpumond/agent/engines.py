@@ -112,24 +112,19 @@ class Engines:
 
     def view(self) -> tuple[EngineAnswer, ...]:
         """Describe each engine for people and metrics. An engine that has not answered yet counts as down."""
-        found = ((key, self.views.get(key)) for key in self._sources)
+        found = ((key, self.views.get(key) or EngineView(key[0])) for key in self._sources)
         return tuple(
-            EngineAnswer(*key, problem="no answer yet")
-            if view is None
-            else EngineAnswer(
-                *key, view.title, view.count_jobs(), "" if view.is_up else view.problem or "no answer yet"
-            )
+            EngineAnswer(*key, view.title, view.count_jobs(), "" if view.is_up else view.problem or "no answer yet")
             for key, view in found
         )
 
     def list_problems(self) -> list[str]:
         """Return sentences about engines that do not answer or that report something impossible."""
         found = []
-        for key in self._sources:
-            view = self.views.get(key)
-            if view is not None and view.problem:
+        for view in filter(None, map(self.views.get, self._sources)):
+            if view.problem:
                 found.append(f"{view.problem}; its last answer is kept; jobs that it has not named stay in shadow mode")
-            found += [] if view is None else view.notes
+            found += view.notes
         return found
 
     def close(self) -> None:
@@ -172,8 +167,7 @@ class EngineContext(NamedTuple):
 
 
 def make_engine(key: Key, context: EngineContext) -> Engine:
-    kind, socket = key
-    return ENGINES[kind](socket, context)
+    return ENGINES[key[0]](key[1], context)
 
 
 def _make_containers(kind: str) -> Callable[[str, EngineContext], Engine]:

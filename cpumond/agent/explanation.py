@@ -40,7 +40,6 @@ def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAn
 
 
 def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
-    """Explain the present limit in one or two sentences."""
     name, limit = e.job_id, format_cores(e.current_cpu_limit)
     noun = "limit" if s.is_ceiling else "job guarantee"
     stands = f"The {noun} of {name} is {limit} of {format_cores(e.cpu_limit)} requested cores"

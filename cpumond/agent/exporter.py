@@ -221,11 +221,10 @@ class AgentCollector:
         yield GaugeMetricFamily("cpumond_node_offered_cores", text, sum_offered(self.snapshot.jobs, capacity_cores))
         text = "CPU that jobs did not use in their last checks, not counting jobs on reclaimed CPU."
         yield GaugeMetricFamily("cpumond_node_unused_cores", text, sum_unused(self.snapshot.jobs, capacity_cores))
-        for name, text, seconds in (
-            ("throttled", "Time that jobs were throttled by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
-            ("late", "Time that jobs were throttled at a lowered limit, summed over CPUs.", self.snapshot.late_cpu_s),
-        ):
-            yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
+        text = "Time that jobs were throttled by a quota, summed over CPUs."
+        yield CounterMetricFamily("cpumond_node_throttled_cpu_seconds", text, self.snapshot.throttled_cpu_s)
+        text = "Time that jobs were throttled at a lowered limit, summed over CPUs."
+        yield CounterMetricFamily("cpumond_node_late_cpu_seconds", text, self.snapshot.late_cpu_s)
 
 
 def write_pressure(jobs: Sequence[TrackedView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
@@ -351,11 +350,8 @@ def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
 
 def write_series(jobs: Sequence[TrackedView], settings: Metrics) -> str:
     """Format the sums of operations and the series of the chosen jobs for Prometheus."""
-    pieces = [
-        *_operation_families(choose_operations(jobs, settings.max_jobs)),
-        *_job_families(choose_jobs(jobs, settings)),
-    ]
-    return "".join(pieces)
+    operations = _operation_families(choose_operations(jobs, settings.max_jobs))
+    return "".join((*operations, *_job_families(choose_jobs(jobs, settings))))
 
 
 def _operation_families(groups: dict[str, list[TrackedView]]) -> Iterator[str]:
@@ -396,10 +392,8 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
     """Yield the labels that systemd or an engine gives the job. No label of an engine has the name of another label."""
-    prefix = ""
-    if job.found.engine is None:
-        prefix = "unit_"
-    else:
+    prefix = "unit_" if job.found.engine is None else ""
+    if job.found.engine is not None:
         yield _label("engine", job.found.engine.kind)
     for name, value in job.labels.items():
         yield _label(f"{prefix}{name.lower()}", value)

@@ -17,7 +17,6 @@ Watched = tuple[int, bytes, Tracked]
 """Descriptor of a job's cpu.stat; the line of this file that stays the same until the job is throttled once more; the
 job. With these, a look at a job that was not throttled does not touch the job's record."""
 
-
 DRIFT: Final = 31 / 32
 """Interval of looks as a fraction of ``throttle_poll``. The kernel counts a throttled period at the end of the period,
 and the periods of cgroups begin at different times: looks in step with them would see some jobs late each time."""
@@ -152,8 +151,7 @@ class LookSchedule:
         return due
 
     def _find_next(self) -> None:
-        self.next_s = min((each.next_s for each in self._rounds.values()), default=math.inf)
-        self.next_s = min(self.next_s, self._use_next_s)
+        self.next_s = min([self._use_next_s, *(each.next_s for each in self._rounds.values())])
 
 
 def was_seen(job: Tracked, since_s: float) -> bool:

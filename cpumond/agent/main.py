@@ -63,19 +63,10 @@ def run_agent(config_path: str | None) -> int:
         server: AgentServer | None = None
         try:
             agent.start()
-            log.info(
-                "started",
-                version=__version__,
-                node_id=config.node_id,
-                config=config.path or None,
-                layout=hierarchies.layout,
-                cpu_root=hierarchies.name(hierarchies.cpu_root),
-                metrics=format_address(sockets.metrics),
-                web=format_address(sockets.web),
-                state=agent.writer.path,
-                jobs=len(agent.table),
-                status=describe_status(agent),
-            )
+            log.info("started", version=__version__, node_id=config.node_id, config=config.path or None,
+                     layout=hierarchies.layout, cpu_root=hierarchies.name(hierarchies.cpu_root),
+                     metrics=format_address(sockets.metrics), web=format_address(sockets.web),
+                     state=agent.writer.path, jobs=len(agent.table), status=describe_status(agent))  # fmt: skip
             # The server's libraries are imported after the first tick, because limits are more urgent than responses.
             from cpumond.agent.api import serve
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 from collections.abc import Mapping
@@ -75,8 +76,7 @@ class Notifier:
         self._good = True
         if not self._manager.listens:
             return
-        now_s = time.monotonic()
-        self._pinged_at_s = now_s
+        now_s = self._pinged_at_s = time.monotonic()
         if now_s - self._status_at_s >= STATUS_PERIOD_S:
             self._status_at_s = now_s
             self._manager.notify("WATCHDOG=1", status=self._describe(agent))
@@ -128,9 +128,7 @@ def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
         why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job's limit may be changed"
         return [f"{why}: nothing is written", f"{total}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
     reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)
-    modes: dict[str, int] = {}
-    for job in jobs:
-        modes[job.status] = modes.get(job.status, 0) + 1
+    modes = collections.Counter(job.status for job in jobs)
     shown = ", ".join(f"{number} {mode}" if len(modes) > 1 else mode for mode, number in sorted(modes.items()))
     paused = ["writes are paused"] if snapshot.paused else []
     return [f"{total} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
@@ -143,8 +141,7 @@ def _describe_link(link: LinkView | None) -> list[str]:
     where = f"scheduler {link.url}" if link.term is None else f"scheduler {link.url} (term {link.term})"
     if trouble or not link.registered:
         return [f"{where}: {trouble or 'not registered yet'}"]
-    told = f", allows at most {link.level}" if link.level else ""
-    return [f"{where}: tree {link.tree}{told}"]
+    return [f"{where}: tree {link.tree}" + (f", allows at most {link.level}" if link.level else "")]
 
 
 def _describe_trouble(link: LinkView) -> str:

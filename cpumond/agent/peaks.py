@@ -19,6 +19,7 @@ from cpumond.agent.clock import HostClock
 from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
 from cpumond.agent.tracked import Tracked
 from cpumond.core.errors import CpumondError
+from cpumond.core.measures import finite_or_none
 from cpumond.host.cgroup.mounts import read_identity
 from cpumond.monitor.model import HeldBack, JobState, MonitorSettings
 from cpumond.monitor.peak import MAX_CAUTION, find_half_life_s
@@ -78,12 +79,12 @@ def learn(inode: int, state: JobState, now_s: float) -> Learned:
         inode,
         now_s if seen is None else seen.at_s,
         state.peak_cores,
-        _finite(state.peak_at_s),
+        finite_or_none(state.peak_at_s),
         state.caution,
         state.watched_s,
         held.count,
         held.held_s,
-        _finite(held.at_s),
+        finite_or_none(held.at_s),
         held.from_cores,
         held.after_s,
     )
@@ -107,8 +108,7 @@ def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) 
     )
     if learned.peak_cores is None:
         return state
-    passed_s = max(now_s - learned.at_s, 0.0)
-    faded = learned.peak_cores * 2.0 ** (-passed_s / find_half_life_s(state, s))
+    faded = learned.peak_cores * 2.0 ** (-max(now_s - learned.at_s, 0.0) / find_half_life_s(state, s))
     return msgspec.structs.replace(state, peak_cores=min(faded, state.hard_cores))
 
 
@@ -297,7 +297,3 @@ def _read_mtime_s(path: str) -> float:
         return os.stat(path).st_mtime
     except OSError:
         return math.inf
-
-
-def _finite(at_s: float) -> float | None:
-    return at_s if math.isfinite(at_s) else None

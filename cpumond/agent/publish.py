@@ -22,6 +22,11 @@ from cpumond.monitor.model import MonitorSettings, join_level
 
 EARLY_BEAT = 0.05
 DEFAULT_RULE: Final = MonitorSettings().limit_rule
+COUNTED: Final = (
+    "late_ticks", "rebaselines", "restores", "failed_restores", "write_errors", "errors", "shed_checks",
+    "looks_restored",
+)  # fmt: skip
+"""Counters of ``RunTotals`` that a snapshot has under the same names."""
 MAX_PROBLEMS, MAX_PROBLEM = 10, 300
 """Maximum number of problems that are sent to the scheduler, and of characters in each problem."""
 
@@ -143,16 +148,9 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         dict(totals.decisions),
         dict(totals.foreign_writes),
         {
-            "late_ticks": totals.late_ticks,
-            "rebaselines": totals.rebaselines,
-            "restores": totals.restores,
-            "failed_restores": totals.failed_restores,
-            "write_errors": totals.write_errors,
+            **{name: getattr(totals, name) for name in COUNTED},
             "writes": context.writer.writes_total,
-            "errors": totals.errors,
             "jobs_gone": context.table.gone_total,
-            "shed_checks": totals.shed_checks,
-            "looks_restored": totals.looks_restored,
             "lost_files": context.places.lost_total,
         },
         tuple(totals.tick_buckets),
@@ -207,6 +205,5 @@ def _view_link(context: AgentContext) -> LinkView | None:
         return None
     link = context.link
     (url, term, refused), answer, stats = link.scheduler, link.registered, link.stats()
-    if answer is None:
-        return LinkView(url, False, None, "", stats, term, refused, context.config.ceiling or "")
-    return LinkView(url, True, answer.tree, answer.warning, stats, term, refused, context.config.ceiling or "")
+    tree, warning = (None, "") if answer is None else (answer.tree, answer.warning)
+    return LinkView(url, answer is not None, tree, warning, stats, term, refused, context.config.ceiling or "")

@@ -11,21 +11,13 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from cpumond.core.answers import DecisionAnswer
+from cpumond.core.measures import finite_or_none
 from cpumond.monitor.model import CpuReading
 
 Result = Literal[
-    "applied",
-    "shadow",
-    "failed",
-    "paused",
-    "pinned",
-    "overridden",
-    "contested",
-    "refused",
-    "up-only",
-    "gone",
+    "applied", "shadow", "failed", "paused", "pinned", "overridden", "contested", "refused", "up-only", "gone",
     "noticed",
-]
+]  # fmt: skip
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
 KINDS: Final = (
     "grow", "shrink", "restore", "foreign-raise", "foreign-lower", "reapply", "adopt", "pin", "mode", "order",
@@ -74,16 +66,12 @@ class DecisionRing:
         rows = rows[self._next :] + rows[: self._next]
         return [
             DecisionAnswer(
-                row[0], KINDS[row[8] & ~_BY_LOOK], _finite(row[1]), _finite(row[2]), _finite(row[3]), row[4], row[5],
-                row[6], None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS,
-                row[8] >= _BY_LOOK,
+                row[0], KINDS[row[8] & ~_BY_LOOK], finite_or_none(row[1]), finite_or_none(row[2]),
+                finite_or_none(row[3]), row[4], row[5], row[6], None if row[7] == _NO_VOTES else row[7],
+                RESULTS[row[9]], row[10] / _RATIO_STEPS, row[8] >= _BY_LOOK,
             )
             for row in rows
         ]  # fmt: skip
-
-
-def _finite(cores: float) -> float | None:
-    return cores if math.isfinite(cores) else None
 
 
 class SampleRecord(msgspec.Struct, frozen=True):
@@ -137,7 +125,9 @@ class SampleRing:
     ) -> None:  # fmt: skip
         """Add a sample (see ``SampleRecord``) in constant time. ``votes_sum`` must not exceed 32 767."""
         if peak_cores is not None and self._sample is _SAMPLE:
-            self._make_room_for_peaks()
+            rows = _SAMPLE.iter_unpack(self._data)
+            self._data = bytearray(b"".join(_PEAK_SAMPLE.pack(*row[:5], _NAN, *row[5:]) for row in rows))
+            self._sample = _PEAK_SAMPLE
         cores = [usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores]
         if self._sample is _PEAK_SAMPLE:
             cores.append(_NAN if peak_cores is None else peak_cores)
@@ -156,11 +146,6 @@ class SampleRing:
         start = self._next * self._sample.size
         data[start : start + self._sample.size] = packed
         self._next = (self._next + 1) % self.size
-
-    def _make_room_for_peaks(self) -> None:
-        rows = list(_SAMPLE.iter_unpack(self._data))
-        self._sample = _PEAK_SAMPLE
-        self._data = bytearray(b"".join(_PEAK_SAMPLE.pack(*row[:5], _NAN, *row[5:]) for row in rows))
 
     def records(self) -> list[SampleRecord]:
         rows = list(self._sample.iter_unpack(self._data))

@@ -143,9 +143,8 @@ class Agent:
             if self.reloading:
                 self._reload()
             now_s = self.clock.monotonic_s()
-            next_s = min(
-                next_s, now_s + self.context.period_s
-            )  # a job with a shorter period may have come between two ticks
+            # A job with a shorter period may have come between two ticks.
+            next_s = min(next_s, now_s + self.context.period_s)
             if now_s < next_s:
                 self._look_if_due(now_s)
                 self._wait(min(next_s, self.loop.limits.looks.next_s) - self.clock.monotonic_s())

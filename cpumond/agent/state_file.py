@@ -136,13 +136,12 @@ def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
         finally:
             os.close(fd)
         os.rename(temporary, path)
-        if not sync:
-            return found.st_dev, found.st_ino
-        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if sync:
+            directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -238,11 +237,10 @@ def make_directory(path: str, mode: int, key: str) -> None:
 
 def read_service_ends(state_dir: str) -> dict[str, int]:
     """Return how often the service ended with each of SERVICE_RESULTS; zeros if the file is missing or damaged."""
-    found: ServiceEnds | None = None
+    found = ServiceEnds()
     with contextlib.suppress(CpumondError):
-        found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds)
-    known = found.ends if found is not None else {}
-    return {result: max(known.get(result, 0), 0) for result in SERVICE_RESULTS}
+        found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds) or found
+    return {result: max(found.ends.get(result, 0), 0) for result in SERVICE_RESULTS}
 
 
 def count_service_end(state_dir: str, result: str) -> None:

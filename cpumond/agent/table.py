@@ -90,10 +90,7 @@ class JobTable:
 
     def find(self, name: str) -> Tracked | None:
         """Return the job whose id is ``name``, else the job whose cgroup path is ``name``."""
-        for job in self.jobs.values():
-            if job.found.job_id == name:
-                return job
-        return self.jobs.get(name.strip("/"))
+        return next((job for job in self if job.found.job_id == name), self.jobs.get(name.strip("/")))
 
     def find_empty(self, name: str) -> str | None:
         """Return the path of a cgroup without a process whose path or job id is ``name``."""
@@ -340,12 +337,9 @@ class JobTable:
         """If the agent changed the job's cgroup, make the new request of the job's engine the original. The engine's
         write may have gone unnoticed, because it equalled the limit in force or was overwritten."""
         engine, former = job.found.engine, before.engine
-        if (
-            engine is None
-            or former is None
-            or not engine.reports_request
-            or engine.ordered_cores == former.ordered_cores
-        ):
+        if engine is None or former is None or not engine.reports_request:
+            return
+        if engine.ordered_cores == former.ordered_cores:
             return
         log.info("limit_ordered", job_id=job.found.job_id, engine=engine.kind, old_cores=former.ordered_cores,
                  new_cores=engine.ordered_cores)  # fmt: skip

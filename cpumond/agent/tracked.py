@@ -71,7 +71,6 @@ class Tracked:
     touched: bool = False
     """Whether ``original`` is on disk, because the agent has changed or is about to change this cgroup."""
     hold: Hold = UNHELD
-    """Who decides about the limit."""
     decision: Decision | None = None
     result: str = ""
     notes: tuple[str, ...] = ()
@@ -141,9 +140,7 @@ class Tracked:
     def is_unlimited(self) -> bool:
         """Whether the job is only observed, because it belongs to an engine and requests no limit."""
         found = self.found
-        if found.engine is None:
-            return False
-        if found.cpu_limit_cores is not None or self.original.quota_us is not None:
+        if found.engine is None or found.cpu_limit_cores is not None or self.original.quota_us is not None:
             return False
         return found.source is None or found.source.unlimited != "host"
 
@@ -155,10 +152,13 @@ class Tracked:
     def usage(self) -> Usage:
         state, decision = self.state, self.decision
         checked = decision is not None and decision.usage_cores is not None
+        mode = self.shown_mode
+        if self.hold.decider is not FREE and self.hold.is_foreign:
+            mode = "contested" if self.hold.is_contested else "overridden"
         return Usage(
             self.current_cores,
             state.smoothed_cores,
-            self.shown_mode if self.hold.decider is FREE else self.reported_mode,
+            mode,
             cpu_seconds=None if state.base is None else state.base.total_cpu_s,
             reclaimed_cpu_seconds=state.preemptible_cpu_s if self.moves else 0.0,
             ordered_cpu_seconds=state.max_cpu_s,
@@ -169,12 +169,6 @@ class Tracked:
             votes_sum=decision.votes_sum if decision is not None else None,
             throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
-
-    @property
-    def reported_mode(self) -> str:
-        """The mode, but "contested" or "overridden" if another program's limit stays in force."""
-        hold = self.hold
-        return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.shown_mode
 
     @property
     def shown_mode(self) -> str:

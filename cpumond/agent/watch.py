@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -82,13 +83,10 @@ class Watcher:
             log.warning("inotify_used_up", error=what, advice=advice)
 
     def _remove(self, watch: Watch) -> None:
-        if self._inotify is None:
-            return
-        try:
-            self._inotify.rm_watch(watch)
-        except OSError:
-            # The kernel has already dropped the watch, because the file was removed.
-            return
+        if self._inotify is not None:
+            # If the file was removed, the kernel has already dropped the watch.
+            with contextlib.suppress(OSError):
+                self._inotify.rm_watch(watch)
 
     def drain(self) -> tuple[set[str], set[str], bool]:
         """Return paths that came, went or changed, the owners of written limit files, and whether events were lost."""

@@ -55,13 +55,11 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
         # The default traceback would show the values of all variables.
         plain = structlog.dev.plain_traceback
         processors += [_escape_fields, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+    elif style == "journald":
+        processors += [structlog.processors.format_exc_info, _send_to_journal]
+        factory = structlog.testing.ReturnLoggerFactory()
     else:
-        processors += [structlog.processors.format_exc_info]
-        if style == "journald":
-            processors += [_send_to_journal]
-            factory = structlog.testing.ReturnLoggerFactory()
-        else:
-            processors += [structlog.processors.JSONRenderer(serializer=_encode)]
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_encode)]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -106,7 +104,6 @@ class _LibraryHandler(logging.Handler):
 
 
 def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Remove fields that are None."""
     return {key: value for key, value in event.items() if value is not None}
 
 

@@ -120,6 +120,11 @@ def cores_to_quota_us(cores: float, period_us: int) -> int:
     return round(cores * period_us)
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return ``value``; None for infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
 def quota_to_cores(quota_us: int | None, period_us: int) -> float:
     """Return the cores of a quota; infinity for None (no quota)."""
     return math.inf if quota_us is None else quota_us / period_us

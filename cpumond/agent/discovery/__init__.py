@@ -74,17 +74,13 @@ def concerns(source: Source, path: str) -> bool:
     """Return whether a change at ``path`` (relative) can change what ``find_cgroups`` returns for a source."""
     if source.is_engine:
         return may_hold_engine_jobs(source, path)
-    if source.kind == "systemd":
-        return may_hold_units(source.slices, path)
-    return may_match(source.pattern, path)
+    return may_hold_units(source.slices, path) if source.kind == "systemd" else may_match(source.pattern, path)
 
 
 def describe_source(source: Source) -> str:
     if source.is_engine:
         return f"{source.kind} {source.pattern}".strip()
-    if source.kind != "systemd":
-        return source.pattern
-    return f"{source.pattern or 'units'} in {', '.join(source.slices)}"
+    return f"{source.pattern or 'units'} in {', '.join(source.slices)}" if source.kind == "systemd" else source.pattern
 
 
 def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, views: Views | None = None) -> Scan:

@@ -43,13 +43,8 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Patterns of the cgroups where jobs of each kind of engine are by default; these places are watched for new jobs."""
-_KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "docker": ("docker", "container"),
-    "podman": ("podman",),
-    "slurm": ("slurm",),
-    "kubernetes": ("kubernetes",),
-}
-"""Kind of a source -> kinds of ``workloads.classify``."""
+_KINDS: Final[dict[str, tuple[str, ...]]] = {"docker": ("docker", "container")}
+"""Kind of a source -> kinds of ``workloads.classify``, if these are not only the one of the same name."""
 
 Views = Mapping[Key, EngineView]
 
@@ -109,7 +104,7 @@ def find_own(root: str, path: str) -> str:
 def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
     """Return the job at ``path``, described by the path alone; None if that is no job of this kind of engine."""
     described = classify(path)
-    if described is None or described[0].kind not in _KINDS[kind]:
+    if described is None or described[0].kind not in _KINDS.get(kind, (kind,)):
         return None
     last = path.rpartition("/")[2]
     name = last if kind == "slurm" else described[0].name.rpartition("/")[2]

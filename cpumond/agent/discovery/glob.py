@@ -24,8 +24,7 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
     ``*``, ``?``, ``[...]`` match within one component of a path; ``**`` matches any number of components."""
     found: set[str] = set()
     watched: set[str] = set()
-    parts = [part for part in pattern.split("/") if part]
-    _descend(root, "", parts, found, watched, 0)
+    _descend(root, "", [part for part in pattern.split("/") if part], found, watched, 0)
     found.discard("")
     return sorted(found), sorted(watched)
 
@@ -47,13 +46,12 @@ def _descend(root: str, place: str, parts: list[str], found: set[str], watched: 
     if depth > MAX_DEPTH:
         return
     part, rest = parts[0], parts[1:]
+    watched.add(place)
     if not any(sign in part for sign in "*?["):
         child = f"{place}/{part}" if place else part
         if os.path.isdir(os.path.join(root, child)):
             _descend(root, child, rest, found, watched, depth + 1)
-        watched.add(place)
         return
-    watched.add(place)
     children = list_directories(os.path.join(root, place))
     if part == "**":
         _descend(root, place, rest, found, watched, depth + 1)

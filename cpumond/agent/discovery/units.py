@@ -49,8 +49,7 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
 
 def may_hold_units(slices: list[str], path: str) -> bool:
     """Return whether ``path`` is one of ``slices``, inside one of them, or above one of them."""
-    for name in slices:
-        place = slice_path(name)
-        if not place or path == "." or f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/"):
-            return True
-    return False
+    return any(
+        not place or path == "." or f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/")
+        for place in map(slice_path, slices)
+    )

@@ -144,11 +144,8 @@ def _find_unit(path: str, parents: list[str], parent: str, last: str) -> tuple[W
 
 
 def _shorten(name: str) -> str:
-    for _, pattern in _ENGINES:
-        found = pattern.fullmatch(name)
-        if found is not None:
-            return found[1][:SHORT_ID]
-    return name
+    found = next(filter(None, (pattern.fullmatch(name) for _, pattern in _ENGINES)), None)
+    return name if found is None else found[1][:SHORT_ID]
 
 
 def _unescape(name: str) -> str:
@@ -181,9 +178,8 @@ def pick_workloads(
             continue
         if path.endswith("slurmstepd.scope/system") or not chosen.keys().isdisjoint(list_above(path)):
             continue
-        if not is_populated(path):
-            continue
-        chosen[path] = Workload(path, "cgroup", last, path.rpartition("/")[0])
+        if is_populated(path):
+            chosen[path] = Workload(path, "cgroup", last, path.rpartition("/")[0])
     present = set(every)
     # crun puts a container's processes, and the container's limit, into a child of the container's scope.
     moved = (
@@ -274,12 +270,9 @@ def _is_of_system(path: str) -> bool:
 
 def generalise(path: str) -> str:
     """Return a glob for ``path`` and similar paths: wildcards replace ids, uids, job numbers and the like."""
-    parts = []
-    for part in path.split("/"):
-        general = _escape(part)
-        for pattern, sign in _VARIABLE:
-            general = pattern.sub(sign, general)
-        parts.append(general)
+    parts = [_escape(part) for part in path.split("/")]
+    for pattern, sign in _VARIABLE:
+        parts = [pattern.sub(sign, part) for part in parts]
     return "/".join(parts)
 
 

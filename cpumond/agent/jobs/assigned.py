@@ -82,7 +82,6 @@ LEAST_MEMORY = 64 * 2**20
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
-
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 """Returns the monitor's figures of the scheduler's jobs by cgroup, and the cores that the node's other jobs may use."""
 
@@ -284,13 +283,11 @@ class AssignedJobs:
             self._update_file(job, stop=stop)
             self._finish(job, "aborted", stop.why)
             return
-        kill_at_s = now_s + stop.timeout_s
         first = job.file.stop is None
         if first:
             self._update_file(job, stop=stop, stopped_at=self.clock.wall_s())
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
-        if kill_at_s < job.kill_at_s:
-            job.kill_at_s = kill_at_s
+        job.kill_at_s = min(job.kill_at_s, now_s + stop.timeout_s)
         if first and stop.timeout_s > 0 and self.is_ready:
             self._interrupt(job)
 

@@ -235,10 +235,9 @@ def make_checkpoint_file(directory: str, uid: int, gid: int) -> None:
 def read_checkpoint(directory: str) -> float | None:
     """Return when a job last touched its checkpoint file, in seconds since 1970; None if there is no such file."""
     try:
-        found = os.stat(os.path.join(directory, CHECKPOINT), follow_symlinks=False)
+        return os.stat(os.path.join(directory, CHECKPOINT), follow_symlinks=False).st_mtime
     except OSError:
         return None
-    return found.st_mtime
 
 
 def set_aside(directory: str) -> str:

@@ -53,7 +53,6 @@ class Usage(JobFigures, frozen=True):
 SUMS = CPU_COUNTERS[1:]
 """Fields of ``Usage`` that start at 0 in each run of the agent; ``JobFile`` keeps the sums of earlier runs."""
 
-
 NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -223,8 +222,7 @@ class AssignedJob:
 def find_signal(order: JobOrder) -> int:
     """Return the signal that interrupts a job; SIGTERM if the order names none, or one that this host does not know (a
     scheduler of a different version may name such a signal)."""
-    known = signal.Signals.__members__.get(order.interruption_signal)
-    return signal.SIGTERM if known is None else known
+    return signal.Signals.__members__.get(order.interruption_signal, signal.SIGTERM)
 
 
 def _describe_exit(ended: Ended) -> str:

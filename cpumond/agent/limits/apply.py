@@ -143,12 +143,8 @@ class Applier:
         if decision.new_cores > decision.old_cores:
             job.hold = job.hold.answered()  # the previous limit is overwritten: its author no longer matters
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
-        job.state, job.result, job.notes, job.last_error = (
-            settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
-            "applied",
-            applied.notes,
-            "",
-        )
+        job.state = settle(job.state, decision, min(applied.cores, job.state.hard_cores))
+        job.result, job.notes, job.last_error = "applied", applied.notes, ""
         if kind != "reapply":
             job.hold = job.hold.write(None)
         if not moved:
@@ -160,19 +156,10 @@ class Applier:
             self.totals.restores += 1
             job.restores += 1
         record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, applied.cores, "applied")
-        log.info(
-            "limit_changed",
-            job_id=job.found.job_id,
-            operation_id=job.found.operation_id or None,
-            reason=kind,
-            old_cores=decision.old_cores,
-            new_cores=applied.cores,
-            usage_cores=decision.usage_cores,
-            smoothed_cores=job.state.smoothed_cores,
-            votes_sum=decision.votes_sum,
-            throttled_ratio=decision.throttled_ratio,
-            pressure_ratio=decision.pressure_ratio,
-        )
+        log.info("limit_changed", job_id=job.found.job_id, operation_id=job.found.operation_id or None, reason=kind,
+                 old_cores=decision.old_cores, new_cores=applied.cores, usage_cores=decision.usage_cores,
+                 smoothed_cores=job.state.smoothed_cores, votes_sum=decision.votes_sum,
+                 throttled_ratio=decision.throttled_ratio, pressure_ratio=decision.pressure_ratio)  # fmt: skip
 
     def _end_overrides(self, held: list[Tracked], now_s: float) -> None:
         for job in held:
@@ -217,8 +204,7 @@ class Applier:
         """End a pin, an override or a contest of ``job``: the monitor decides about its limit again."""
         now_s = self.clock.monotonic_s()
         # After a contest the agent's own limit is written again; otherwise the monitor continues from the one in force.
-        contested = job.hold.is_contested
-        limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
+        limit = job.state.limit_cores if job.hold.is_contested else read_limit_cores(job, job.in_force)
         job.hold = job.hold.release(now_s)
         job.restart(limit, now_s)
 
@@ -291,8 +277,7 @@ class Applier:
         self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
         self.totals.late_cpu_s += after.late_cpu_s - before.late_cpu_s
         if job.samples is not None and before.base is not None:
-            ratio = compute_throttled_ratio(before.base, reading)
-            job.samples.peak_ratio = max(job.samples.peak_ratio, ratio)
+            job.samples.peak_ratio = max(job.samples.peak_ratio, compute_throttled_ratio(before.base, reading))
         return decision
 
 

@@ -75,7 +75,7 @@ class ExternalWrites:
         self._actions: Final[dict[WriteVerdict, Callable[[Tracked, Write, float], None]]] = {
             WriteVerdict.OWN: self._write_again,
             WriteVerdict.UNKNOWN: self._ask_systemd,
-            WriteVerdict.OUTRANKED: self._set_again,
+            WriteVerdict.OUTRANKED: lambda job, write, _: self.units.want_again(job.unit, write.values),
             WriteVerdict.STORED: self._undo,
             WriteVerdict.FILE: self._respect_or_undo,
             WriteVerdict.OPERATOR: self._respect,
@@ -225,9 +225,6 @@ class ExternalWrites:
             self.units.ask(job.unit)
         else:
             self._resolve_unit_write(job, {}, now_s)
-
-    def _set_again(self, job: Tracked, write: Write, now_s: float) -> None:
-        self.units.want_again(job.unit, write.values)
 
     def _obey(self, job: Tracked, write: Write, now_s: float) -> None:
         """Adopt the limit as the job's new maximum: the monitor continues below it. A pin is applied again."""

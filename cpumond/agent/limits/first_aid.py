@@ -24,9 +24,7 @@ Pair = tuple[int, int]
 """Quota (-1: none) and period, in microseconds."""
 
 
-def raise_quotas(
-    environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo", boot_id_path: str = BOOT_ID_PATH
-) -> int:
+def raise_quotas(environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo") -> int:
     """If systemd reports that the agent has died, and where its state is, raise the quotas that the agent lowered.
     Return the number of raised quotas."""
     if "SERVICE_RESULT" not in environment:
@@ -34,7 +32,7 @@ def raise_quotas(
     newest, cgroups = -1, []
     written = _read_written(os.path.join(environment.get("RUNTIME_DIRECTORY", "").partition(":")[0], WRITTEN_FILE))
     # A file in /run is always of this boot, so its boot id is not checked: in a sandbox the id may look different.
-    for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", boot_id_path)):
+    for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", BOOT_ID_PATH)):
         directory = environment.get(name, "").partition(":")[0]
         # A file that no agent of this version wrote is skipped: `restore` reports it.
         with contextlib.suppress(*BAD):

@@ -107,8 +107,7 @@ class Hold:
 
     def release(self, now_s: float) -> Hold:
         """Let the monitor decide again, as an operator asked. After a contest the agent's limit is written at once."""
-        again = now_s if self.is_contested else None
-        return replace(self, decider=FREE, losses=0, write_at_s=again)
+        return replace(self, decider=FREE, losses=0, write_at_s=now_s if self.is_contested else None)
 
     def respect(self, now_s: float, ttl_s: float, by: str = "") -> Hold:
         """Respect another program's limit for ``ttl_s``; if that is 0, the decider stays the same. A contest

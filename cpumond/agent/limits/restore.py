@@ -185,15 +185,6 @@ class RestoreReport(msgspec.Struct):
     renamed: dict[str, str] = {}
     unseen: dict[str, str] = {}
 
-    def add(self, other: RestoreReport) -> None:
-        self.restored += other.restored
-        self.gone += other.gone
-        self.errors += other.errors
-        self.settings.update(other.settings)
-        self.units.update(other.units)
-        self.renamed.update(other.renamed)
-        self.unseen.update(other.unseen)
-
 
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
     """Open the cgroup of ``original``, even if it was renamed; return None if it is gone. For a unit, open its present
@@ -214,11 +205,13 @@ def restore_all(
     root_id: tuple[int, int] = (0, 0),
     written: Mapping[int, Written] | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
+    report: RestoreReport | None = None,
 ) -> RestoreReport:
     """Restore every cgroup of ``originals`` that still exists. Errors are collected: the other cgroups are restored.
 
-    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``."""
-    report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
+    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``. The results
+    are added to ``report``, if given."""
+    report, finder, known = report or RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Cgroups at their old place are restored first: finding the renamed ones takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
@@ -463,22 +456,17 @@ def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
 
 def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreReport:
     log = os.path.join(paths["runtime_dir"], WRITTEN_FILE)
-    written = read_written(log)
-
-    def restore(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> RestoreReport:
-        return restore_all(hierarchies, originals, content.root, written, functools.partial(append_written, log))
-
+    written, note, report = read_written(log), functools.partial(append_written, log), RestoreReport()
     with contextlib.ExitStack() as stack:
         try:
             hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
         except UnavailableError as error:
-            report = RestoreReport()
             report.unseen = dict.fromkeys(content.cgroups, f"the lowered limits are unknown: {error}")
             return report
         anew = find_anew(hierarchies, content.cgroups)
-        report = restore(hierarchies, _leave_out(anew, content.cgroups))
+        restore_all(hierarchies, _leave_out(anew, content.cgroups), content.root, written, note, report)
         namesakes = find_namesakes(anew)
-        report.add(restore(hierarchies, _leave_out(namesakes, anew)))
+        restore_all(hierarchies, _leave_out(namesakes, anew), content.root, written, note, report)
         report.gone += namesakes
     return report
 

@@ -273,9 +273,7 @@ class UnitLimits:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` until all values are sent; return whether they are. ``poll`` returns the answers."""
-        if self._bus is None:
-            return True
-        return self._bus.flush(timeout_s)
+        return self._bus is None or self._bus.flush(timeout_s)
 
     def close(self) -> None:
         if self._bus is not None:

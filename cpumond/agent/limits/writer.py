@@ -470,9 +470,8 @@ class LimitWriter:
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)
-            return msgspec.structs.replace(
-                target, settings=msgspec.structs.replace(found, weight=target.settings.weight)
-            )
+            settings = msgspec.structs.replace(found, weight=target.settings.weight)
+            return msgspec.structs.replace(target, settings=settings)
         notes: tuple[str, ...] = ()
         if s.min_cores_per_thread and cores < found.cores:
             threads = count_threads(job.cgroup.place)

@@ -248,12 +248,8 @@ def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFail
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return SendFailure("timeout", f"{shown_url}: no response within {timeout_s:g} s", elsewhere=True)
     kind = type(error).__name__
-    told = (
-        describe_tls_error(error, "[scheduler] ca_file names the authority of a scheduler's certificate")
-        or str(error)
-        or kind
-    )
-    return SendFailure(kind, f"{shown_url}: {told}", elsewhere=True)
+    told = describe_tls_error(error, "[scheduler] ca_file names the authority of a scheduler's certificate")
+    return SendFailure(kind, f"{shown_url}: {told or str(error) or kind}", elsewhere=True)
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:

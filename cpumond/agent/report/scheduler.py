@@ -72,7 +72,6 @@ by default, is the time until a node counts as silent."""
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
 
-
 UNIX: Final = "unix:"
 """Prefix of an address that is the path of a unix socket."""
 AT_SOCKET: Final = "http://localhost"
@@ -114,8 +113,10 @@ class SchedulerLink:
         carry_out: Callable[[JobRequest, float], JobReply | None],
         rng: random.Random | None = None,
     ) -> None:
-        given = options.addresses or ("",)
-        addresses = [url if url.startswith(UNIX) else str(_parse(url)) for url in given]
+        addresses = [
+            url if url.startswith(UNIX) else str(parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757))
+            for url in options.addresses or ("",)
+        ]
         rng = rng or random.SystemRandom()
         self._route = Route(addresses, options.retry_max_s, rng)
         needs_tls = any(address.startswith("https:") for address in addresses)
@@ -357,8 +358,7 @@ class SchedulerLink:
             self._refused_change, self._change_failures = wanted, 0
             _log_safely(_log.warning, "registration_refused", error=failure.sentence)
         self._change_failures += 1
-        pause_s = backoff_s(self._change_failures, self._options.retry_max_s, self._rng)
-        self._change_at_s = time.monotonic() + pause_s
+        self._change_at_s = time.monotonic() + backoff_s(self._change_failures, self._options.retry_max_s, self._rng)
         with self._lock:
             self._change_error = failure.sentence
 
@@ -470,10 +470,6 @@ class SchedulerLink:
             said = f"{reply.url}: the response cannot be understood: {self._sanitize(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return SendFailure("answer", f"{said}; {advice}", elsewhere=True)
-
-
-def _parse(url: str) -> httpx2.URL:
-    return parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)
 
 
 def _log_safely(log: Callable[..., object], event: str, **facts: object) -> None:

@@ -590,7 +590,7 @@ TAKEN = [
         (f"{NO_CA}socket = '{socket}'", lambda c: c.source[0].ca_file, "none")
         for socket in ("", "https://127.0.0.1:10250", "https://[::1]:1", "https://localhost:10250/")
     ),
-    (OTHER_ROOT, lambda c: c.executor.idle_roots != (), True),
+    (OTHER_ROOT, lambda c: len(c.executor.cgroup_roots) == 2, True),
 ]  # fmt: skip
 
 
