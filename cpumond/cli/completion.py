@@ -22,7 +22,6 @@ def completion_command(shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    root = click.get_current_context().find_root()
-    completion = kind(root.command, {}, "cpumond", "_CPUMOND_COMPLETE")
+    completion = kind(click.get_current_context().find_root().command, {}, "cpumond", "_CPUMOND_COMPLETE")
     # Not `source`, which runs the shell to find its version.
     click.echo(completion.source_template % completion.source_vars())

@@ -126,12 +126,8 @@ class EngineSeen(msgspec.Struct, frozen=True):
     @property
     def is_here(self) -> bool:
         """Whether any sign of the engine was seen: an answer, a service, a job, or a socket that may not be opened."""
-        return bool(
-            self.programs
-            or self.found
-            or any(view.is_up for view in self.views.values())
-            or any(find_closed(socket) for socket in self.views)
-        )
+        is_up = any(view.is_up for view in self.views.values())
+        return bool(self.programs or self.found or is_up or any(map(find_closed, self.views)))
 
     @property
     def can_be_followed(self) -> bool:
@@ -211,9 +207,8 @@ def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
     """Whether a request to the engine makes sense: a service runs, or a socket or a job's cgroup exists."""
     if running.intersection(FACTS[source.kind].programs) or list_engine_jobs(cpu_root, source, {})[0]:
         return True
-    return any(
-        (socket.startswith("/") and os.path.exists(socket)) or find_closed(socket) for _, socket in list_engines(source)
-    )
+    sockets = [socket for _, socket in list_engines(source) if socket.startswith("/")]
+    return any(os.path.exists(socket) or find_closed(socket) for socket in sockets)
 
 
 def sort_jobs(
@@ -327,8 +322,7 @@ def _name(look_up: Callable[[int], Any], number: int) -> str:
 def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[str, str]:
     """The reason why an engine does not answer at a socket, and advice."""
     kind = seen.kind
-    closed = find_closed(socket)
-    if closed:
+    if closed := find_closed(socket):
         return f"{FACTS[kind].daemon}: {closed}", "run this as root; the service has the right (CAP_DAC_OVERRIDE)"
     if kind == "slurm" and shutil.which("squeue") is None:
         return "slurm: `squeue` is not installed here", "install Slurm's client commands (Debian: slurm-client)"

@@ -189,8 +189,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name or "value", guard_cell(value)
     else:
         # An empty dictionary has no columns of its own.
-        text = "" if value is None or value == {} else msgspec.json.encode(value).decode()
-        yield name or "value", text
+        yield name or "value", "" if value is None or value == {} else msgspec.json.encode(value).decode()
 
 
 def _find_rows(kind: Any) -> str | None:

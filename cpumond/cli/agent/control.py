@@ -26,8 +26,7 @@ def status_command(client: AgentClient) -> None:
     """Print one line for each job of the running agent, sums, and anything that needs an operator.
 
     Numbers are cores: the job's request, its limit now, its usage in the last check, and its smoothed usage."""
-    answer = client.fetch(client.status(), StatusAnswer, "jobs")
-    click.echo(draw_status(answer, terminal_width(), use_colour()))
+    click.echo(draw_status(client.fetch(client.status(), StatusAnswer, "jobs"), terminal_width(), use_colour()))
 
 
 @click.command("explain", epilog="Example: cpumond explain steady-low --last 20")
@@ -110,8 +109,7 @@ def job_list_command(client: AgentClient) -> None:
     """List the jobs that were added with `cpumond job add`.
 
     `cpumond status` shows these and the jobs of the configuration's sources."""
-    jobs = client.fetch(client.request("GET", "/v1/registered"), RegisteredList).jobs
-    if jobs:
+    if jobs := client.fetch(client.request("GET", "/v1/registered"), RegisteredList).jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
     else:
         print_text("no job was added over the socket; `cpumond status` shows those of the configuration")

@@ -127,8 +127,7 @@ def estimate_command(
                 "host has free CPU, and reclaimable CPU is guaranteed to others but still open to the workload"
             )
         if config is not None:
-            text = render_config(findings, leaves)
-            if text:
+            if text := render_config(findings, leaves):
                 config.write(text)
             else:
                 warn(f"{config_path} is not written: the cgroup of no workload is known")
@@ -149,8 +148,7 @@ def estimate_command(
 
 def check_together_given(url: str | None, of_prometheus: Mapping[str, object], of_host: Mapping[str, object]) -> None:
     """Refuse options of the source that is not in use. Raises UsageError."""
-    wrong = of_prometheus if url is None else of_host
-    for name, value in wrong.items():
+    for name, value in (of_prometheus if url is None else of_host).items():
         if value is not None:
             need = "for --prometheus only" if url is None else "not for --prometheus, which reads past data"
             raise UsageError(f"{name} is {need}; leave it out")

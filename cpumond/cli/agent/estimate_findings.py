@@ -134,8 +134,7 @@ def describe(findings: Findings) -> list[str]:
             f"{count(numbers[False], 'workload')} without a limit used {count_cores(free.used_cores)}. Each could "
             f"use the whole host{host}, so their reclaimable CPU cannot be given to others."
         )
-        shared = sum(row.is_shared for row in findings.rows)
-        if shared:
+        if shared := sum(row.is_shared for row in findings.rows):
             said.append(
                 f"{shared} of these {'is' if shared == 1 else 'are'} under a limit that others share: it counts for "
                 "none of them, because each could use all of it."
@@ -302,8 +301,7 @@ def render_json(findings: Findings) -> str:
     order = sorted(WorkloadAnswer.__struct_fields__, key=lambda key: key in Estimate.__struct_fields__)
     value["workloads"] = [{key: each[key] for key in order} for each in value["workloads"]]
     # Names of cgroups may contain bytes that are not UTF-8.
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode() + "\n"
+    return json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:

@@ -252,8 +252,7 @@ def read_history(
     length_s = max(max(each.usage) for each in histories) - min(min(each.usage) for each in histories)
     if length_s < since_s * 0.9:
         notes.append(f"Prometheus has only {format_span(length_s)} of it")
-    missing = sum(row.estimate.missing_s > 0.01 * length_s for row in known)
-    if missing:
+    if missing := sum(row.estimate.missing_s > 0.01 * length_s for row in known):
         notes.append(f"{count(missing, 'workload has', 'workloads have')} gaps in the history; gaps are left out")
     named_notes = [f"Prometheus warns: {each}" for each in sorted(prometheus.warnings)]
     return Findings("prometheus", prometheus.url, length_s, since_s, step_s, None, known, timeline, notes, named_notes)
@@ -273,8 +272,7 @@ def _choose(
         series = prometheus.read_range(expression, now_s - probe_s, now_s, step_s)
         if not series:
             # Even the newest sample may be hours old.
-            coarse_s = max(LOOKBACK_S, since_s / 2000)
-            series = prometheus.read_range(expression, now_s - since_s, now_s, coarse_s)
+            series = prometheus.read_range(expression, now_s - since_s, now_s, max(LOOKBACK_S, since_s / 2000))
             stamps = [max(stamps.values()) for _, stamps in series]
             last_s = min(max(stamps, default=now_s), now_s)
             begin_s = max(last_s - probe_s, now_s - since_s)
@@ -359,8 +357,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
                 throttled.get(place, {}),
             )
         )  # fmt: skip
-    unknown = sum(each.is_limited is None for each in histories)
-    if unknown:
+    if unknown := sum(each.is_limited is None for each in histories):
         notes.append(
             f"{count(unknown, 'workload has', 'workloads have')} no limit, and no machine_cpu_cores says how many CPUs "
             "the host has: they are left out"

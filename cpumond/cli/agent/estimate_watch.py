@@ -132,16 +132,15 @@ class HostWatch:
 
     def rescan(self) -> None:
         """Follow new workloads and read requests again. Raises UnavailableError if the first scan finds no workload."""
-        found = find_workloads(self.roots, self.root)
-        found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
+        workloads = find_workloads(self.roots, self.root)
+        found = [each for each in workloads if each.path in self._followed or not self._is_pause(each)]
         places = {each.path for each in found}
         self._holders = Counter(above for path in places for above in list_above(path))
         for path, followed in list(self._followed.items()):
-            if path not in places:
-                # The workload ended, or its cgroup now contains workloads of its own.
-                self._end(path)
-            else:
+            if path in places:
                 self._read_order(followed)
+            else:
+                self._end(path)  # it ended, or its cgroup now contains workloads of its own
         if not found and math.isnan(self.begin_s):
             where = os.path.join(self.hierarchies.cpu_root, self.root)
             raise UnavailableError(
@@ -164,8 +163,7 @@ class HostWatch:
             self._refuse(workload.path, str(error))
             return
         if cgroup is None:
-            # The workload has ended, or no controller counts its CPU time.
-            return
+            return  # the workload has ended, or no controller counts its CPU time
         watch = UseWatch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
         followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))
         self._read_order(followed)
@@ -251,9 +249,8 @@ class HostWatch:
                 followed.watch.add(reading)
             else:
                 followed.watch.glance(reading)
-        now_s = time.monotonic()
-        self.begin_s = now_s if math.isnan(self.begin_s) else self.begin_s
-        self.end_s = now_s
+        self.end_s = time.monotonic()
+        self.begin_s = self.end_s if math.isnan(self.begin_s) else self.begin_s
 
     def __len__(self) -> int:
         return len(self._followed)

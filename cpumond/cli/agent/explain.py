@@ -75,8 +75,7 @@ def list_decisions(decisions: Sequence[DecisionAnswer]) -> list[list[Cell]]:
         result = decision.result
         if result == "applied" and not _same(decision.applied_cores, decision.new_cores):
             result = f"applied as {format_measured(decision.applied_cores)}"
-        when = format_time(decision.at, "%b %d %H:%M:%S %Z")
-        cells = (when, decision.kind, change, result, decision.reason)
+        cells = (format_time(decision.at, "%b %d %H:%M:%S %Z"), decision.kind, change, result, decision.reason)
         rows.append([(escape(cell), STYLES.get(cell, "")) for cell in cells])
     return rows
 

@@ -113,8 +113,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
 
     is_there = os.path.exists(config_path)
     config = load_config(config_path if is_there else None)
-    folder = os.path.dirname(os.path.abspath(config_path))
-    path = os.path.join(folder, "conf.d", init_files.SOURCES_FILE)
+    path = os.path.join(os.path.dirname(os.path.abspath(config_path)), "conf.d", init_files.SOURCES_FILE)
     own = init_files.read_own_sources(path)
     hierarchies = open_hierarchies(config.mountinfo)
     seen = see_engines(config, hierarchies, list_process_names(), more)
@@ -122,8 +121,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
     sources = choose_sources(own, config, seen, more)
     notes = []
     files = [] if is_there or not sources else [Planned(config_path, MAIN_FILE, "new")]
-    body = init_files.render_sources(sources)
-    if body:
+    if body := init_files.render_sources(sources):
         files.append(init_files.plan_file(path, body))
     followed = {
         each.kind: each.sockets for each in seen if each.is_configured or any(s.kind == each.kind for s in sources)

@@ -69,8 +69,7 @@ def top_command(
         )
     with contextlib.suppress(KeyboardInterrupt):
         if is_of_cluster:
-            scheduler = make_client(connection, as_json=as_json)
-            print_cluster(scheduler, tree, interval_s, sort or "used", once)
+            print_cluster(make_client(connection, as_json=as_json), tree, interval_s, sort or "used", once)
             return
         client = AgentClient(find_socket(config_path, is_given("config_path"), socket_path), as_json)
         print_agent(client, interval_s, cast("Sort", sort or "reclaimed"), once)

@@ -120,8 +120,7 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
     with contextlib.closing(_open(open_hierarchies(), path)) as cgroup:
         try:
             with contextlib.nullcontext(sys.stdout) if output == "-" else _create(output) as target:
-                pressure = not _follow_pressure(cgroup)
-                rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
+                rows = _write_trace(target, _readings(cgroup, period_s, duration_s), not _follow_pressure(cgroup))
         except OSError as error:
             raise from_os_error(error, f"write {output}", "give another --output") from error
     if output != "-":

@@ -261,8 +261,7 @@ class Story:
             job.usage = seen["usage"]
             # The job may have ended since then.
             with contextlib.suppress(UnavailableError):
-                explained = self.node.get(f"/v1/jobs/{job.id}/explain")
-                job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]
+                job.reclaimed_cpu_s = self.node.get(f"/v1/jobs/{job.id}/explain")["aggregated"]["preempted_cpu_s"]
 
     def _take_ends(self, operation_id: str, now_s: float) -> None:
         for seen in self.cluster.get(f"/api/v1/operations/{operation_id}/jobs?limit=20")["jobs"]:
@@ -303,8 +302,7 @@ class Story:
             if pool is not None:
                 pool.fair_share_cpu_s += pool.fair_share * passed_s
                 pool.fair_share = seen["fair_share"]["cpu"]
-        status = self.cluster.get("/api/v1/status")
-        self.heartbeats = status["requests"].get("heartbeat", {}).get("count", 0)
+        self.heartbeats = self.cluster.get("/api/v1/status")["requests"].get("heartbeat", {}).get("count", 0)
 
 
 def count_rounded(cores: float) -> str:

@@ -38,8 +38,7 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
     text = f"layout {hierarchies.layout}, limits are written in version {hierarchies.cpu_version}"
     findings = [Finding("cgroups", "ok", text)]
     for controller, needed in (("cpu", True), ("cpuacct", hierarchies.cpu_version == 1), ("cpuset", True)):
-        places = [f"{m.mount_point} (v{m.version})" for m in mounts if controller in m.controllers]
-        if places:
+        if places := [f"{m.mount_point} (v{m.version})" for m in mounts if controller in m.controllers]:
             findings.append(Finding(f"controller {controller}", "ok", ", ".join(places)))
         elif controller == "cpuset":
             text = "not mounted: CPUs of a job without quota are taken from the agent's own affinity"
@@ -157,16 +156,14 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         text = f"id_regex {source.id_regex!r} does not match {len(paths) - len(named)} of them, for example {missed!r}"
         findings.append(Finding(check, "warn", text, "they are left out; correct id_regex or narrow the pattern"))
     ids = collections.Counter(job.job_id for job in named.values())
-    doubled = sorted(job_id for job_id, times in ids.items() if times > 1)
-    if doubled:
+    if doubled := sorted(job_id for job_id, times in ids.items() if times > 1):
         text = f"several cgroups become the job {doubled[0]!r}" + (" (and others)" if len(doubled) > 1 else "")
         advice = "all but the first are left out; give an id_regex that distinguishes them"
         findings.append(Finding(check, "warn", text, advice))
     refused: dict[str, list[str]] = {}
     for path in named:
         settings = config.resolve_settings(source, named[path].operation_id, named[path].layer)
-        why = find_refusal(config, named[path], settings, os.path.join(root, path))
-        if why:
+        if why := find_refusal(config, named[path], settings, os.path.join(root, path)):
             refused.setdefault(why, []).append(path)
     for why, where in refused.items():
         advice = "leave them out of the source"

@@ -288,8 +288,7 @@ def _check_address(check: str, url: str, connect: Callable[[str, int], str], adv
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
         return Finding(check, "fail", f"{url}: {error}", f"correct {check}.url")
-    problem = connect(host, port)
-    if problem:
+    if problem := connect(host, port):
         return Finding(check, "fail", f"{host} port {port} of {url}: {problem}", advice)
     return Finding(check, "ok", f"{host} port {port} of {url} accepts connections")
 
@@ -334,8 +333,7 @@ def check_metrics(
     if not listen:
         return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
     host, port = parse_listen(listen, "metrics.listen")
-    absent = find_absent(host)
-    if absent:
+    if absent := find_absent(host):
         text = f"this host does not have the address {absent}; {listen} answers no request until it is added"
         return Finding("metrics", "warn", text, "if this persists, compare `ip address` with [metrics] listen")
     asked = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound

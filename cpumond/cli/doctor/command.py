@@ -330,6 +330,5 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
             "start the agent: it sets the file aside and begins with the full limits; then check the limits of the jobs"
         )
         return [Finding("leftovers", "fail", str(error), advice)]
-    copy = os.path.join(config.runtime_dir, STATE_FILE)
-    is_current = content is not None and is_of_this_boot(content, copy)
+    is_current = content is not None and is_of_this_boot(content, os.path.join(config.runtime_dir, STATE_FILE))
     return [cgroups.check_leftovers(path, content, seen.running, is_current, hierarchies)]

@@ -80,8 +80,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
         with open("/proc/locks", encoding="ascii") as file:
             locks = file.read()
     except OSError:
-        # There is no lock file, or it is not visible; the findings about the directories report that.
-        return AgentSeen(False)
+        return AgentSeen(False)  # the findings about the directories report a missing or invisible lock file
     try:
         holder = decode_json(content, LockHolder)
     except ContentError:
@@ -132,8 +131,7 @@ def read_inotify() -> dict[str, int]:
     for name in ("max_user_watches", "max_user_instances"):
         text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
         if not text.isdecimal():
-            # A container may hide one of the two limits; then neither is shown.
-            return {}
+            return {}  # a container may hide one of the two limits; then neither is shown
         limits[name] = int(text)
     return limits
 
@@ -221,8 +219,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
             hidden.append(place)
             continue
         except OSError:
-            # The directory does not exist, so there are no rules.
-            continue
+            continue  # the directory does not exist, so there are no rules
         for path in (os.path.join(place, name) for name in names):
             try:
                 with open(path, encoding="utf-8", errors="replace") as file:

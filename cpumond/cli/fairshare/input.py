@@ -334,13 +334,11 @@ def _place(document: Any, steps: list[str | int]) -> str:
 
 def _describe_problem(problem: str, path: str, where: str, value: Any) -> str:
     form = FORMS.get(path, ResourcesForm)
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
-    if unknown:
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
         keys = form.__struct_encode_fields__
         hint = did_you_mean(unknown[1], keys) or f"; known are {', '.join(keys)}"
         return f"{where}unknown key {quoted(unknown[1])}{hint}"
-    missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
-    if missing:
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"{where}the key {quoted(missing[1])} is missing"
     key = path.rpartition(".")[2]
     if problem.startswith("Invalid enum value"):

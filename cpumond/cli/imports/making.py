@@ -148,8 +148,7 @@ class Making:
         elif permission:
             given = _read_access(text, permission)
         elif last.endswith(("resources", "resource_limits", "lending_limit")):
-            pairs = [(resource, text)] if resource else self.split(text)
-            given = self.read_amounts(pairs, name, at)
+            given = self.read_amounts([(resource, text)] if resource else self.split(text), name, at)
         elif last.endswith(("timeout", "run_time", "half_life")):
             given = self.read_s(text) * 1000
         elif last == "weight":
@@ -234,8 +233,7 @@ class Making:
             if verdict != DAEMONS:
                 yield f"{verdict}: {option}: {sentence}"
                 yield from (f"  {': '.join(filter(None, note[3:]))}" for note in found)
-        left = sorted({note.option for note in notes if note.verdict == DAEMONS})
-        if left:
+        if left := sorted({note.option for note in notes if note.verdict == DAEMONS}):
             yield f"{DAEMONS}, and left out: {', '.join(left)}"
         counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(self.counts.items()))
         yield f"{count(len(self.pools), 'pool')}; options: {counts or 'none'}"

@@ -62,8 +62,7 @@ class Table:
             if key in skip:
                 continue
             if isinstance(value, dict) and value:
-                inner = Table(self.file, value, (*self.path, key), self.lines)
-                for name, last, each, path in inner.leaves():
+                for name, last, each, path in Table(self.file, value, (*self.path, key), self.lines).leaves():
                     yield f"{key}.{name}", last or name, each, (key, *path)
             else:
                 text = str(value).lower() if isinstance(value, bool) else value

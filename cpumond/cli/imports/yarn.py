@@ -42,8 +42,7 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             _read_allocations(making, root)
         elif name == "configuration":
             for other, _, value, path in root.leaves("properties"):
-                at = root.at("the cluster", *path)
-                making.note("not known", other, "no property; it was ignored", at, value)
+                making.note("not known", other, "no property; it was ignored", root.at("the cluster", *path), value)
             for each in root.items("properties"):
                 properties[each.text("name")] = (each.text("value"), each.at("the cluster"))
         else:

@@ -47,8 +47,7 @@ def _read_toml(text: str) -> Any:
 def _read_nested_yson(text: str) -> Any:
     if text[0] not in "{[":
         raise ContentError("no dictionary, no list")
-    with_semicolons = _COMMA.sub(lambda found: found[1] or ";", text)
-    return read_yson_text(with_semicolons)
+    return read_yson_text(_COMMA.sub(lambda found: found[1] or ";", text))
 
 
 def read_yson_text(text: str) -> Any:

@@ -122,8 +122,7 @@ def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:
 
     if not keep:
         shutil.rmtree(cluster.directory, ignore_errors=True)
-    left = cluster.leftovers()
-    if left:
+    if left := cluster.leftovers():
         raise UnavailableError(
             f"these could not be removed: {', '.join(left)}; end the processes in them and use rmdir"
         )

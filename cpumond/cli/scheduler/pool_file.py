@@ -135,9 +135,8 @@ def ask_plan(
 def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
     """Simulate what would happen if a file were applied, and print the effect on operations."""
     told = read_file(file)
-    name = client.find_tree(tree or told.tree)
-    command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}
-    print_simulation(client, {"command": command})
+    command = {"tree": client.find_tree(tree or told.tree), "tables": told.tables, "prune": prune}
+    print_simulation(client, {"command": {"type": "ApplyTree", **command}})
 
 
 def print_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:

@@ -215,8 +215,7 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
     if not yes:
         view = client.get(path, TreeView)
         held = count(view.operation_count, "operation") if view.operation_count else ""
-        command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
-        _ask(client, f"tree {escape(tree)}", held, command)
+        _ask(client, f"tree {escape(tree)}", held, {"type": "RemoveTree", "tree": tree, "recursive": recursive})
     client.change(f"tree {escape(tree)} is removed", "DELETE", path, recursive=recursive)
 
 
@@ -349,9 +348,9 @@ def pool_create_command(
     client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, force: bool, tree: str | None
 ) -> None:
     """Create a pool; attributes as in `cpumond pool set`."""
-    check_names("pool", [expand_key(each) for each in assignments], force)
-    attributes = read_attributes([expand_key(each) for each in assignments], "pool")
-    body = {"name": name, "parent": parent, "attributes": attributes}
+    expanded = [expand_key(each) for each in assignments]
+    check_names("pool", expanded, force)
+    body = {"name": name, "parent": parent, "attributes": read_attributes(expanded, "pool")}
     client.change(f"pool {escape(name)} is created", "POST", pool_path(client.find_tree(tree)), body)
 
 

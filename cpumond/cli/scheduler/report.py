@@ -143,8 +143,7 @@ def report_command(
         page = stack.enter_context(Replacement(path, "--output")) if path else None
         width, colour = (None, False) if page is not None else (terminal_width(), use_colour())
         if waste:
-            query = {"tree": tree, "pool": pool, "weeks_ago": weeks_ago}
-            content = _ask(client, "/waste", tree, query)
+            content = _ask(client, "/waste", tree, {"tree": tree, "pool": pool, "weeks_ago": weeks_ago})
             found = client.decode(content, WasteView)
             as_csv, as_text = partial(render_waste_csv, found), partial(render_waste, found)
         elif savings:
@@ -308,8 +307,7 @@ def render_text(report: ReportView, since_s: float, top: int, width: int | None,
     for tree in report.trees:
         parts += ["", grid.paint(f"tree {escape(tree.tree)}", "bold", colour)]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
-        pools = list(list_pools(tree))
-        parts.append(_draw(POOL_COLUMNS, [*pools, total], width, colour))
+        parts.append(_draw(POOL_COLUMNS, [*list_pools(tree), total], width, colour))
         if is_by_day(report):
             parts += ["", *_draw_users(tree, top, width, colour)]
         else:

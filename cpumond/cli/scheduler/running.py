@@ -74,8 +74,7 @@ class WaitReport:
     def note(self, details: OperationDetails, now_s: float) -> str:
         """The reason to report now, "" for none; ``now_s``: seconds of any steady clock."""
         is_idle = not details.jobs.active and details.state not in FINAL
-        whys = dict.fromkeys(part.why for part in details.trees.values()) if is_idle else ()
-        why = "; ".join(whys)
+        why = "; ".join(dict.fromkeys(part.why for part in details.trees.values())) if is_idle else ""
         if why != self._why:
             self._why, self._since_s = why, now_s
         if not is_idle:

@@ -262,6 +262,4 @@ def _is_damage(error: Exception) -> bool:
 def _words(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe(error)
-    if isinstance(error, sqlite3.Error | DamageError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, sqlite3.Error | DamageError) else f"{type(error).__name__}: {error}"

@@ -193,8 +193,7 @@ class Amounts(NamedTuple):
 
     def plus(self, other: Amounts) -> Amounts:
         """Return the sum of two amounts, of different times or different elements."""
-        both = Amounts._make(map(add, self, other))
-        return both._replace(peak=max(self.peak, other.peak))
+        return Amounts._make(map(add, self, other))._replace(peak=max(self.peak, other.peak))
 
 
 def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> None:

@@ -181,8 +181,7 @@ class HistoryRecorder:
             days = self._store.read_days(list_arms(weeks), since, now)
             return make_savings(known, weeks, days, tree, self.core_hour_price, self.currency)
 
-        asked = ("savings", self._round(since), self._round(now), tree)
-        return await self._share(REPORT, asked, work)
+        return await self._share(REPORT, ("savings", self._round(since), self._round(now), tree), work)
 
     async def waste(
         self, now: float, weeks_ago: int = 1, tree: str = "", user: str = "", pool: str = "",
@@ -208,11 +207,8 @@ class HistoryRecorder:
         """Return operations that ran between two moments, each with its known jobs."""
         state = self._state
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
-        in_time = [
-            each
-            for each in records
-            if user in ("", each.user) and each.start_time < until and (each.finish_time or until) > since
-        ]
+        mine = [each for each in records if user in ("", each.user)]
+        in_time = [each for each in mine if each.start_time < until and (each.finish_time or until) > since]
         found: list[tuple[OperationRecord, list[JobRecord | Job]]] = []
         for record in readable(in_time):
             live = state.operations.get(record.id)
@@ -305,9 +301,7 @@ class _Worker:
     threads of an executor would keep the process from ending."""
 
     def __init__(self) -> None:
-        self._tasks: queue.PriorityQueue[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = (
-            queue.PriorityQueue()
-        )
+        self._tasks = queue.PriorityQueue[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]]()
         self._numbers = itertools.count()
         self._is_started = False
 

@@ -32,8 +32,7 @@ def make_report(
     totals = period.totals
     # Only the totals of days contain losses; points do not.
     lost = {key: each.lost / HOUR_S for key, each in totals.items() if each.lost} or _find_losses(state, since, until)
-    names = list(state.trees) if tree is None else [tree]
-    names += sorted({key.tree for key in totals} - set(names)) if tree is None else []
+    names = [*state.trees, *sorted({key.tree for key in totals} - state.trees.keys())] if tree is None else [tree]
     trees: list[ReportTree] = []
     for name in names:
         mine = {key: each for key, each in totals.items() if key.tree == name}

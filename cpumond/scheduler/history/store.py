@@ -344,8 +344,7 @@ class HistoryStore:
         moments = [until - step_s * number for number in reversed(range(count))] if step_s > 0.0 else []
         found = self.file.read(lambda: self._read_stored_moments(moments)) or {}
         for tick in self._ticks:
-            inside = [moment for moment in moments if tick.at - tick.interval_s < moment <= tick.at]
-            if inside:
+            if inside := [moment for moment in moments if tick.at - tick.interval_s < moment <= tick.at]:
                 values, width = values_of(tick, NODE), WIDTHS[NODE]
                 places = zip(tick.names[NODE], range(0, len(values), width), strict=True)
                 rows = {name: values[at : at + width] for (_, name), at in places}

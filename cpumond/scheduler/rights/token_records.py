@@ -57,9 +57,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.revoked_at is not None:
             return f"was revoked on {format_utc(self.revoked_at)}"
         end = self.ends_at
-        if end is not None and now >= end:
-            return f"expired on {format_utc(end)}"
-        return ""
+        return f"expired on {format_utc(end)}" if end is not None and now >= end else ""
 
     def make_user(self) -> User:
         return User(

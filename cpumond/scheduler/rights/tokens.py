@@ -83,15 +83,13 @@ def load_tokens(path: str) -> Tokens:
         # With O_NONBLOCK, opening a pipe does not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             # The open file is checked: it cannot be exchanged between the check and the reading.
-            status = os.fstat(file.fileno())
-            _check_file(path, status)
+            _check_file(path, os.fstat(file.fileno()))
             content = file.read(MAX_FILE_BYTES + 1)
     except PermissionError as error:
         raise AccessError(f"{path}: cannot be read: {describe(error)}; give it to the scheduler's user") from error
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {describe(error)}; set `api.tokens_file` to a file of tokens"
-        ) from error
+        advice = "set `api.tokens_file` to a file of tokens"
+        raise ConfigError(f"{path}: cannot be read: {describe(error)}; {advice}") from error
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, the limit of a file of tokens")
     try:

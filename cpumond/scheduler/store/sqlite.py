@@ -382,8 +382,7 @@ def _pick_mode(path: str) -> str:
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
     """Create the database under a temporary name: at ``path`` it is always complete; an empty file is damaged."""
-    left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
-    if left:
+    if left := [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]:
         raise _damaged(path, f"the database is gone, but its {path}{left[0]} is there")
     with _explained(path, "create"), _make_anew(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -444,12 +443,9 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
     """Connect to an existing file in autocommit mode; only ``transaction`` begins and ends transactions."""
     return sqlite3.connect(
-        f"file:{quote(os.fsencode(path))}?mode={mode}",
-        uri=True,
-        timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,
+        f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None,
         check_same_thread=False,
-    )
+    )  # fmt: skip
 
 
 def read_number(connection: sqlite3.Connection, pragma: str) -> int:

@@ -108,9 +108,8 @@ class SqliteLogReader:
         return [(number, entry) for number in numbers if (entry := self._read(number)) is not None]
 
     def _read(self, number: int) -> Entry | None:
-        row = self.connection.execute(
-            "SELECT position, at, subjects, value, crc FROM log WHERE number = ?", (number,)
-        ).fetchone()
+        query = "SELECT position, at, subjects, value, crc FROM log WHERE number = ?"
+        row = self.connection.execute(query, (number,)).fetchone()
         if row is not None:
             position, at, subjects, value, crc = row
             is_sound = tuple(map(type, row[:-1])) == (int, float, bytes, bytes)
@@ -119,13 +118,9 @@ class SqliteLogReader:
         if number not in self._logged:
             self._logged.add(number)
             what = "is missing" if row is None else "does not match its checksum"
-            log.error(
-                "store_entry_damaged",
-                path=self._path,
-                number=number,
-                error=f"entry {number} of the log {what}",
-                advice="check the disk, and which programs write this file; the state is not affected",
-            )
+            error = f"entry {number} of the log {what}"
+            advice = "check the disk, and which programs write this file; the state is not affected"
+            log.error("store_entry_damaged", path=self._path, number=number, error=error, advice=advice)
         return None
 
 
@@ -142,10 +137,8 @@ def cut_rows(connection: sqlite3.Connection, end: LogEnd, until: float, max_byte
     numbers = choose_cut(places, end, until, max_bytes)
     for number in numbers:
         (subjects,) = connection.execute("SELECT subjects FROM log WHERE number = ?", (number,)).fetchone()
-        connection.executemany(
-            "DELETE FROM log_subjects WHERE subject = ? AND number = ?",
-            [(name, number) for name in list_subjects(subjects)],
-        )
+        names = [(name, number) for name in list_subjects(subjects)]
+        connection.executemany("DELETE FROM log_subjects WHERE subject = ? AND number = ?", names)
         connection.execute("DELETE FROM log WHERE number = ?", (number,))
     if numbers:
         connection.execute("UPDATE log_cut SET number = max(number, ?)", (max(numbers),))
