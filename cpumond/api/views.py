@@ -261,8 +261,7 @@ def view_operation_details(rights: Rights, record: OperationRecord, now: float) 
     if may["read_secrets"]:
         record = hide_secrets(record)
     living, ended = living_jobs(state, record.id), state.finished_jobs.get(record.id, {})
-    times = [cpu_times(job.report) for job in living]
-    times += [cpu_times(job) for job in ended.values()]
+    times = [*(cpu_times(job.report) for job in living), *map(cpu_times, ended.values())]
     stopped = [job.stop.record for job in living if job.stop is not None and job.id not in ended]
     stopped += [job.preemption for job in ended.values() if job.preemption is not None]
     used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}

@@ -283,8 +283,7 @@ def guess_reach(node: PoolNode) -> float:
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
-    """Set values that follow from the snapshot alone, for children before their parents (3). Skips those that did not
-    change since the last update."""
+    """Set values that follow from the snapshot alone, for children before parents (3). Skips unchanged pools."""
     full = share(total, total)
     for node in reversed(preorder):
         if node.is_same:

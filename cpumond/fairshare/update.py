@@ -283,8 +283,7 @@ def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_po
 
 
 def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
-    """Return errors (nested promised-share pools, and priority pools without a donor), and the priority pools with a
-    donor (15)."""
+    """Return errors (nested promised-share pools, priority pools without a donor), and priority pools with one (15)."""
     errors = []
     promised = {node for node in preorder if node.pool.compute_promised_guarantee_fair_share}
     above: set[PoolNode] = set()

@@ -78,8 +78,7 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # There may be 50,000 operations, so the wrong value is looked for only once a comparison failed. NaN fails each
-        # of them, too.
+        # There may be 50,000 operations: look for the wrong value only once a comparison failed. NaN fails each, too.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
         l0, l1, l2, l3, l4 = operation.resource_limits

@@ -29,10 +29,6 @@ from cpumond.scheduler.service.stored import MUTATION
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change
 
-FileTokens = Callable[[], Iterable[tuple[str, User]]]
-"""Returns ids and users of the tokens in the configured file."""
-
-
 MAX_KNOWN_USERS: Final = 64
 
 
@@ -47,7 +43,8 @@ class Shared:
     cluster_name: str = ""
     needs_token: bool = False
     is_open: bool = False
-    file_tokens: FileTokens = tuple
+    file_tokens: Callable[[], Iterable[tuple[str, User]]] = tuple
+    """Returns ids and users of the tokens in the configured file."""
     find_known: Callable[[str], User] = User
     requests: dict[str, RequestTiming] = field(default_factory=dict)
     """Name of an endpoint -> its response times."""

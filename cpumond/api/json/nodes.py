@@ -17,11 +17,8 @@ from cpumond.scheduler.trial.fork import ask
 
 
 def list_nodes(call: Call) -> node_views.NodeList:
-    query: requests.NodesQuery = call.query
-    return node_views.view_nodes(
-        call.state, call.now, limit=query.limit, offset=query.offset, cursor=query.cursor, tree=query.tree,
-        tag=query.tag, online=query.online == "true" if query.online else None,
-    )  # fmt: skip
+    online = call.query.online == "true" if call.query.online else None
+    return node_views.view_nodes(call.state, call.now, **{**call.given, "online": online})
 
 
 async def register_node(call: Call) -> RegistrationAnswer:

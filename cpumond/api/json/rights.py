@@ -38,8 +38,7 @@ async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
 
 
 def judge_question(asker: Rights, query: CanQuery, find_known: Callable[[str], User]) -> Can:
-    """Return whether a user may do something. ``find_known``: returns what is known of a user who is not the sender.
-    Raises CommandError."""
+    """Return whether a user may do something. ``find_known`` returns what is known of others. Raises CommandError."""
     state, groups = asker.state, frozenset(filter(None, query.groups.split(",")))
     target = find_target(state, query.object, query.tree)
     name = query.user or asker.user.name

@@ -70,7 +70,6 @@ STATUS_OF_CODE: Final = {
 """Code of a refusal -> HTTP status; for all other codes it is 422."""
 
 Authenticate = Callable[[Request], User]
-AuthenticateNode = Callable[[Request], User]
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 _KEY: Final = re.compile(r"[-_.:A-Za-z0-9]{1,200}")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -87,7 +86,7 @@ GZIP_BYTES: Final = 8192
 def make_json_routes(
     shared: Shared, authenticate: Authenticate, max_body: int = 2**20, max_depth: int = 64,
     count: Callable[[str, float], None] = lambda _, __: None, *,
-    authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True), bodies: Bodies | None = None,
+    authenticate_node: Authenticate = lambda _: User("", admin=True, node=True), bodies: Bodies | None = None,
     replies: ReplyCache | None = None,
 ) -> list[Route]:  # fmt: skip
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
@@ -114,7 +113,7 @@ class _Site:
 
     shared: Shared
     authenticate: Authenticate
-    authenticate_node: AuthenticateNode
+    authenticate_node: Authenticate
     max_body: int
     max_depth: int
     count_requests: Callable[[str, float], None]

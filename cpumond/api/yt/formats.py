@@ -49,7 +49,6 @@ class Format:
 
     @property
     def content_type(self) -> str:
-        """The MIME type for ``Content-Type``."""
         return "application/json" if self.name == "json" else f"application/x-yt-yson-{self.variant}"
 
 

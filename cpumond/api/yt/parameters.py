@@ -108,10 +108,14 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _wrong(request: YtRequest, name: str, what: str) -> YtError:
+    return YtError(f'{request.command}: parameter "{name}" {what}')
+
+
 def get_path(request: YtRequest, name: str = "path") -> YPath:
     """Parse a path. Like all functions here except ``get_flag``, it raises YtError for a missing or wrong parameter."""
     if name not in request.parameters:
-        raise YtError(f'{request.command}: parameter "{name}" is missing')
+        raise _wrong(request, name, "is missing")
     return parse_ypath(request.parameters[name])
 
 
@@ -120,8 +124,7 @@ def get_text(request: YtRequest, name: str, otherwise: str | None = None) -> str
     if value is None and otherwise is not None:
         return otherwise
     if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be text, not {quote_text(value)}"
-        raise YtError(f'{request.command}: parameter "{name}" {what}')
+        raise _wrong(request, name, "is missing" if value is None else f"must be text, not {quote_text(value)}")
     return value
 
 
@@ -132,14 +135,14 @@ def get_flag(request: YtRequest, name: str) -> bool:
 def get_table(request: YtRequest, name: str) -> dict[str, Any]:
     value = plain(request.parameters.get(name, {}))
     if not isinstance(value, dict):
-        raise YtError(f'{request.command}: parameter "{name}" must be a map, not {quote_text(value)}')
+        raise _wrong(request, name, f"must be a map, not {quote_text(value)}")
     return value
 
 
 def get_list(request: YtRequest, name: str) -> list[Any]:
     value = plain(request.parameters.get(name))
     if not isinstance(value, list):
-        raise YtError(f'{request.command}: parameter "{name}" must be a list, not {quote_text(value)}')
+        raise _wrong(request, name, f"must be a list, not {quote_text(value)}")
     return value
 
 
@@ -150,13 +153,11 @@ def get_names(request: YtRequest, name: str) -> list[str] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise YtError(f'{request.command}: parameter "{name}" must be a list of names')
+        raise _wrong(request, name, "must be a list of names")
     names = list(dict.fromkeys(value))
     if len(names) > MAX_NAMES:
-        raise YtError(
-            f'{request.command}: parameter "{name}" has {len(names)} names, more than the limit of {MAX_NAMES}; ask '
-            "for some at a time"
-        )
+        what = f"has {len(names)} names, more than the limit of {MAX_NAMES}; ask for some at a time"
+        raise _wrong(request, name, what)
     return names
 
 
@@ -165,7 +166,7 @@ def get_number(request: YtRequest, name: str, otherwise: int, most: int) -> int:
     if value is None:
         return otherwise
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise YtError(f'{request.command}: parameter "{name}" must be a whole number, not {quote_text(value)}')
+        raise _wrong(request, name, f"must be a whole number, not {quote_text(value)}")
     return min(value, most)
 
 
@@ -175,7 +176,7 @@ def get_milliseconds(request: YtRequest, name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_MILLISECONDS:
         what = f"must be a number of milliseconds, 0 to {MAX_MILLISECONDS:.0e}, not {quote_text(value)}"
-        raise YtError(f'{request.command}: parameter "{name}" {what}')
+        raise _wrong(request, name, what)
     return float(value)
 
 
@@ -189,7 +190,5 @@ def get_time(request: YtRequest, name: str) -> float | None:
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise YtError(
-            f'{request.command}: parameter "{name}" must be a time like 2026-11-20T23:23:17Z, not {quote_text(value)}'
-        ) from None
+        raise _wrong(request, name, f"must be a time like 2026-11-20T23:23:17Z, not {quote_text(value)}") from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

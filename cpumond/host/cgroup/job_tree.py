@@ -218,8 +218,7 @@ class JobCgroupTree:
         return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int, pid: int | None = None) -> None:
-        """Send a signal once to every process in a job's cgroup, or only to ``pid``. Skip processes that the agent may
-        not signal."""
+        """Send a signal once to every process in a job's cgroup that the agent may signal, or only to ``pid``."""
         directories = self._list_directories(job_id)
         send_signal(directories, number, list_processes(directories) if pid is None else [pid])
 

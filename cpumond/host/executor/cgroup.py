@@ -60,7 +60,6 @@ class _Job:
         """The signal to send as soon as the job runs, and whether to send it to the first process only."""
         self.killed = False
         self.result: KeptJob | None = None
-        """The keeper's final report."""
 
     @property
     def is_over(self) -> bool:

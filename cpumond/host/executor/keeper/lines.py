@@ -11,8 +11,7 @@ _RECEIVE_BYTES: Final = 1 << 18
 
 
 class LineConnection:
-    """A non-blocking connection. The owner registers ``sock`` in ``epoll``. ``unsent`` is data for which the other end
-    has no space yet."""
+    """A non-blocking connection. The owner registers ``sock`` in ``epoll``. ``unsent``: data that waits to be sent."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         self.sock = sock

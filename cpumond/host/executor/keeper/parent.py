@@ -29,9 +29,6 @@ _DRAIN_READS: Final = 1000
 _MAX_UNSENT_BYTES: Final = 1 << 26
 _MAX_FAILURES: Final = 1000
 
-Fields = dict[str, Any]
-"""A JSON object."""
-
 
 class Keeper:
     """All jobs and all agents in one loop."""
@@ -119,7 +116,7 @@ class Keeper:
             self._unwatch(fd)
             client.sock.close()
 
-    def _send(self, client: LineConnection, message: Fields) -> None:
+    def _send(self, client: LineConnection, message: dict[str, Any]) -> None:
         if not client.send(message) or len(client.unsent) > _MAX_UNSENT_BYTES:
             self._drop(client)
 

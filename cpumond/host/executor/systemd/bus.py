@@ -34,7 +34,6 @@ class SystemdBus:
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
         self.version = 0
-        """The version of systemd."""
         self.root_cgroup = ""
         self._on_signal = on_signal
         self._bus: BusConnection | None = None

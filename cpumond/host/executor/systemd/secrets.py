@@ -14,8 +14,7 @@ _CONTROL: Final = {chr(code) for code in (*range(32), 127)} - {"\t", "\n"}
 
 
 def find_problem(secrets: Mapping[str, str]) -> str:
-    """Return why systemd would ignore a variable, and write it to its log, as a sentence without the variable; "" if
-    systemd accepts all variables."""
+    """Return a sentence on why systemd would ignore a variable and log its value; "" if it accepts all variables."""
     if any(_CONTROL.intersection(value) for value in secrets.values()):
         return "a secret contains a control character, which systemd passes to no process; encode it in base64"
     return ""
