@@ -310,21 +310,16 @@ class _RowMaker:
             guarantee_type = pool.integral_guarantees.guarantee_type
             flow_ratio = shares.resource_flow_ratio
             yield SimulationRow(
-                time_s=time_s,
-                pool=pool.name,
-                guarantee_type=guarantee_type,
-                demand=demand[position],
-                usage=usage[position],
-                strong_guarantee=shares.strong_guarantee_share[main] * amount,
-                resource_flow=flow_ratio * amount,
-                burst_guarantee=shares.burst_ratio * amount,
+                time_s=time_s, pool=pool.name, guarantee_type=guarantee_type, demand=demand[position],
+                usage=usage[position], strong_guarantee=shares.strong_guarantee_share[main] * amount,
+                resource_flow=flow_ratio * amount, burst_guarantee=shares.burst_ratio * amount,
                 fair_share=parts.total[main] * amount,
                 fair_share_strong_guarantee=parts.strong_guarantee[main] * amount,
                 fair_share_integral_guarantee=parts.integral_guarantee[main] * amount,
                 fair_share_weight_proportional=parts.weight_proportional[main] * amount,
                 accumulated_volume=0.0 if guarantee_type == "none" else shares.accumulated_volume[main],
                 integral_pool_capacity=self._capacity(amount, flow_ratio),
-            )
+            )  # fmt: skip
 
     def _capacity(self, amount: float, flow_ratio: float) -> float:
         """The capacity: the volume that a flow of the main resource, a fraction of ``amount``, fills at most (5.1)."""

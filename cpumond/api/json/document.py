@@ -81,21 +81,12 @@ def _make_operation(endpoint: Endpoint, schema_of: dict[str, Any], queries: list
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
-    described: dict[str, Any] = {
-        "operationId": endpoint.name,
-        "summary": endpoint.summary,
-        "responses": {
-            str(status): {
-                "description": MEANING[status],
-                "content": {
-                    endpoint.content_type if status == endpoint.status else "application/json": {
-                        "schema": schema_of[repr(kind)]
-                    }
-                },
-            }
-            for status, kind in endpoint.statuses.items()
-        },
-    }
+    responses: dict[str, Any] = {}
+    for status, kind in endpoint.statuses.items():
+        media_type = endpoint.content_type if status == endpoint.status else "application/json"
+        content: dict[str, Any] = {media_type: {"schema": schema_of[repr(kind)]}}
+        responses[str(status)] = {"description": MEANING[status], "content": content}
+    described: dict[str, Any] = {"operationId": endpoint.name, "summary": endpoint.summary, "responses": responses}
     keys = [_KEY_HEADER] if endpoint.takes_key else []
     if steps or queries or keys:
         described["parameters"] = [*steps, *queries, *keys]

@@ -38,7 +38,7 @@ def view_me(call: Call) -> overview.Me:
 
 async def view_overview(call: Call) -> overview.Overview:
     state, history = call.state, call.scheduler.history
-    default = state.config.default_tree
+    default, cores_of = state.config.default_tree, call.shared.pool_tables.cores_of
     reports = last_idle_reports(call)
     return overview.Overview(
         why=overview.choose_sentence(list(reports.values())),
@@ -46,9 +46,7 @@ async def view_overview(call: Call) -> overview.Overview:
         health=find_health(call.scheduler),
         alerts=(await list_alerts(call)).alerts,
         trees=[
-            overview.view_totals(
-                each, await call.shared.pool_tables.cores_of(each), each.name == default, reports.get(each.name)
-            )
+            overview.view_totals(each, await cores_of(each), each.name == default, reports.get(each.name))
             for each in list(state.trees.values())
         ],
         history=None if history is None else history.view(),

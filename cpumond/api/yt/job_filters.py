@@ -165,14 +165,10 @@ def choose_jobs(jobs: Sequence[AnyJob], query: JobFilters) -> tuple[list[AnyJob]
     page = chosen[query.offset : query.offset + query.limit]
     living = sum(isinstance(job, Job) for job in chosen)
     about: dict[str, Any] = {
-        "cypress_job_count": None,
-        "controller_agent_job_count": living,
-        "scheduler_job_count": living,
-        "archive_job_count": len(chosen) - living,
-        "state_counts": dict(states),
-        "type_counts": {JOB_TYPE: types} if types else {},
-        "errors": [],
-    }
+        "cypress_job_count": None, "controller_agent_job_count": living, "scheduler_job_count": living,
+        "archive_job_count": len(chosen) - living, "state_counts": dict(states),
+        "type_counts": {JOB_TYPE: types} if types else {}, "errors": [],
+    }  # fmt: skip
     if query.offset + len(page) < len(chosen) and page:
         about[_TOKEN] = _write_token(query.parameters, query.offset + len(page))
     return page, about

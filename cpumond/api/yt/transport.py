@@ -474,16 +474,10 @@ def make_error_response(error: CpumondError, status: int | None = None) -> Respo
     message = _plain_text(value["message"])
     if len(header) > MAX_ERROR_HEADER_CHARS:
         header = json.dumps({**bare, "message": message[:MAX_MESSAGE_HEADER_CHARS]})
-    return Response(
-        body,
-        STATUS_OF_CODE.get(code, 400) if status is None else status,
-        {
-            "X-YT-Error": header,
-            "X-YT-Response-Code": str(code),
-            "X-YT-Response-Message": json.dumps(message[:MAX_MESSAGE_HEADER_CHARS]),
-        },
-        "application/json",
-    )
+    headers = {"X-YT-Error": header, "X-YT-Response-Code": str(code)}
+    headers["X-YT-Response-Message"] = json.dumps(message[:MAX_MESSAGE_HEADER_CHARS])
+    status = STATUS_OF_CODE.get(code, 400) if status is None else status
+    return Response(body, status, headers, "application/json")
 
 
 def _plain_json(value: Any) -> Any:

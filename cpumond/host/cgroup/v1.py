@@ -25,11 +25,8 @@ from cpumond.host.cgroup.settings import V1_SHARES, CpuSettings, WriteStep
 from cpumond.monitor.model import CpuReading
 
 FILES = {
-    "quota": "cpu.cfs_quota_us",
-    "period": "cpu.cfs_period_us",
-    "burst": "cpu.cfs_burst_us",
-    "weight": "cpu.shares",
-}
+    "quota": "cpu.cfs_quota_us", "period": "cpu.cfs_period_us", "burst": "cpu.cfs_burst_us", "weight": "cpu.shares",
+}  # fmt: skip
 """Name of a step -> file."""
 
 

@@ -255,17 +255,11 @@ class ContainerEngine:
         given = container.config.labels or {}
         project = next((given[key] for key in PROJECT_LABELS if given.get(key)), "")
         pod = self._pods.get(container.id) or given.get(POD_LABEL, "")
-        labels = clean_labels(
-            (
-                ("name", name),
-                ("image", container.config.image),
-                ("project", project),
-                ("service", next((given[key] for key in SERVICE_LABELS if given.get(key)), "")),
-                ("pod", pod),
-                ("namespace", given.get(NAMESPACE_LABEL)),
-                ("cpuset", container.host_config.cpuset_cpus),
-            )
-        )
+        service = next((given[key] for key in SERVICE_LABELS if given.get(key)), "")
+        labels = clean_labels({
+            "name": name, "image": container.config.image, "project": project, "service": service, "pod": pod,
+            "namespace": given.get(NAMESPACE_LABEL), "cpuset": container.host_config.cpuset_cpus,
+        })  # fmt: skip
         return EngineJob(
             self.kind,
             container.id,

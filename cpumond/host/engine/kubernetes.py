@@ -167,17 +167,11 @@ def _read_container(
     if not CONTAINER_ID.fullmatch(container_id):
         raise ValueError(f"its id {clean(status.container_id)!r} is not the id of a container")
     return RunningContainer(
-        container_id,
-        pod.metadata.uid,
-        pod.metadata.namespace,
-        pod.metadata.name,
-        status.name,
-        status.image or (given.image if given is not None else ""),
-        pod.status.qos_class,
-        _read_limit(in_force) if enforces_limits else None,
-        reclaimed=str(reclaimed),
+        container_id, pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, status.name,
+        status.image or (given.image if given is not None else ""), pod.status.qos_class,
+        _read_limit(in_force) if enforces_limits else None, reclaimed=str(reclaimed),
         pod_cores=_read_limit(of_pod) if enforces_limits else None,
-    )
+    )  # fmt: skip
 
 
 def _read_limit(given: _Resources) -> float | None:
@@ -252,16 +246,10 @@ def _make_job(each: RunningContainer, path: str) -> EngineJob:
     qos = find_qos(path)
     pod = f"{each.namespace}/{each.pod}"
     is_whole = each.pod_cores is not None
-    labels = clean_labels(
-        (
-            ("namespace", each.namespace),
-            ("pod", each.pod),
-            ("container", "" if is_whole else each.container),
-            ("image", "" if is_whole else each.image),
-            ("qos", each.qos or qos),
-            (RECLAIMED_LABEL, each.reclaimed),
-        )
-    )
+    labels = clean_labels({
+        "namespace": each.namespace, "pod": each.pod, "container": "" if is_whole else each.container,
+        "image": "" if is_whole else each.image, "qos": each.qos or qos, RECLAIMED_LABEL: each.reclaimed,
+    })  # fmt: skip
     return EngineJob(
         KIND,
         each.pod_uid if is_whole else each.container_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -98,9 +98,9 @@ class Engine(Protocol):
         Raises EngineError if the engine is down or gives an invalid answer; then it may be called again."""
 
 
-def clean_labels(labels: Iterable[tuple[str, object]]) -> dict[str, str]:
+def clean_labels(labels: Mapping[str, object]) -> dict[str, str]:
     """Return the labels that have values, as short printable texts, because an engine's users choose them."""
-    return {name: clean(str(value)) for name, value in labels if value not in (None, "")}
+    return {name: clean(str(value)) for name, value in labels.items() if value not in (None, "")}
 
 
 def clean(text: str) -> str:

@@ -99,7 +99,7 @@ class SlurmEngine:
             await wait_nudged(nudged, LOOK_S)
 
     def _make_job(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
-        labels = clean_labels((name, getattr(job, name)) for name in ("name", "user", "account", "partition"))
+        labels = clean_labels({name: getattr(job, name) for name in ("name", "user", "account", "partition")})
         # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this node.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
