@@ -119,9 +119,7 @@ class Rights:
 
     def may_read(self, record: OperationRecord) -> bool:
         """Return whether the user may know that an operation exists."""
-        if self.user.admin:
-            return True
-        if not record.acl and self._find_denying().isdisjoint(record.trees):
+        if self.user.admin or (not record.acl and self._find_denying().isdisjoint(record.trees)):
             return True
         pools = [(name, options.pool) for name, options in record.trees.items()]
         key = (record.user == self.user.name, record.is_finished, record.acl, *pools)

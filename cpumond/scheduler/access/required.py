@@ -338,16 +338,10 @@ def _transfer(state: State, command: commands.TransferPoolResources, _: Rights) 
     tree = state.config.trees.get(command.tree)
     if tree is None or command.source not in tree.pools or command.destination not in tree.pools:
         return
-    source, destination = (list(_with_ancestors(tree, name)) for name in (command.source, command.destination))
+    source, destination = (list(commands.list_path(tree, name)) for name in (command.source, command.destination))
     changed = [name for name in (*source, *destination) if (name in source) != (name in destination)]
     for parent in dict.fromkeys(tree.pools[name].parent for name in changed):
         yield Need("write", tree.name, parent)
-
-
-def _with_ancestors(tree: TreeConfig, name: str) -> Iterator[str]:
-    while name != ROOT_POOL:
-        yield name
-        name = tree.pools[name].parent
 
 
 def _is_pool(tree: TreeConfig, name: str) -> bool:

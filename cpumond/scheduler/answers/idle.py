@@ -161,7 +161,9 @@ def make_report(
         split.backfilled,
     )  # fmt: skip
     causes = [_make_cause(idle, each) for each in idle.found]
-    causes += [_make_guarantee_cause(idle, each) for each in unmet if not _is_told(each, idle, causes)]
+    told = {each.kind for each in causes}
+    # A pool's deficit that fits into the idle CPU needs no cause of its own if that kind of cause is reported already.
+    causes += [_make_guarantee_cause(idle, each) for each in unmet if idle.held < each.cores or each.kind not in told]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
     causes += _make_refusal_causes(refusals, without_work)
     report = IdleReport(
@@ -184,11 +186,6 @@ def _make_cause(idle: Idle, found: Found) -> IdleCause:
         operation_count=len(ids), operations=ids[:SHOWN_OPERATIONS],
         pools=sorted({idle.path_of(name)[0] for name in (*ids, *found.waits)}),
     )  # fmt: skip
-
-
-def _is_told(remedy: Remedy, idle: Idle, causes: list[IdleCause]) -> bool:
-    """Whether the pool's deficit fits into the idle CPU and its cause is reported already."""
-    return idle.held >= remedy.cores and any(cause.kind == remedy.kind for cause in causes)
 
 
 def _make_guarantee_cause(idle: Idle, remedy: Remedy) -> IdleCause:

@@ -41,7 +41,7 @@ from cpumond.scheduler.answers.remedies import (
     name_obstacle,
 )
 from cpumond.scheduler.answers.unmet import find_unmet
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import OperationElement, Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.state import State
 from cpumond.scheduler.trial.fork import ask_at_once
@@ -108,7 +108,9 @@ class _Search:
             found = self._follow(start)
             if found is not None and found.cores > LEAST_CORES:
                 known.setdefault(frozenset(found.obstacles), found)
-        single = _without_mixed(list(known.values()))
+        # Findings that need several kinds of changes are dropped if a single change lets enough work start.
+        most = max((each.cores for each in known.values() if not each.is_mixed), default=0.0)
+        single = [each for each in known.values() if not each.is_mixed or each.cores * SINGLE > most]
         idle.found = sorted(single, key=lambda each: (-each.cores, FRAGMENTATION in each.obstacles))
         left = idle.held
         for found in idle.found:
@@ -158,13 +160,14 @@ class _Search:
     def _list_remedies(self, chain: Sequence[Obstacle], values: Started, waits: frozenset[str]) -> list[Remedy]:
         """Return the remedies of a chain; a gang and fragmentation share one remedy. Counts of inner pools are raised
         before those above them: else operations of other pools would take the first places."""
-        inner_first = iter(sorted((each for each in chain if each.kind in COUNTS), key=self._depth, reverse=True))
+
+        def depth(limit: Obstacle) -> int:
+            return max(len(list(pool.ancestors())) for pool in list_limited(self.tree, limit))
+
+        inner_first = iter(sorted((each for each in chain if each.kind in COUNTS), key=depth, reverse=True))
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
         ordered = [next(inner_first) if each.kind in COUNTS else each for each in told]
         return [make_remedy(self.look, each, values, waits) for each in ordered]
-
-    def _depth(self, count: Obstacle) -> int:
-        return max(len(list(pool.ancestors())) for pool in list_limited(self.tree, count))
 
     def _find_values(self, chain: list[Obstacle], lifted: Started, waits: frozenset[str]) -> Found | None:
         """Return the remedy with the lowest sufficient values, as far as a few trials can find them."""
@@ -172,7 +175,9 @@ class _Search:
         if not counts:
             return self._try_values(chain, lifted, waits)
         queue = [
-            each for each in self.tree.queue.values() if all(_is_lifted(pool, counts) for pool in each.ancestors())
+            each
+            for each in self.tree.queue.values()
+            if all(count_limit(pool) in counts or not is_full(pool) for pool in each.ancestors())
         ]
         order = [element.name for element in queue]
         high = max((order.index(name) + 1 for name in lifted.cores if name in order), default=len(order))
@@ -236,13 +241,8 @@ def _try_out(
 
 def _is_in_way(obstacle: Obstacle, waiting: Waiting) -> bool:
     """Whether an obstacle blocks an operation; of limits in the configuration only the nearest counts."""
-    if obstacle in (CORDON, TAGS):
-        return True
-    return obstacle in (waiting.in_way[:1] if obstacle.kind in CONFIGURED else waiting.in_way)
-
-
-def _is_lifted(pool: PoolElement, counts: Collection[Obstacle]) -> bool:
-    return count_limit(pool) in counts or not is_full(pool)
+    in_way = waiting.in_way[:1] if obstacle.kind in CONFIGURED else waiting.in_way
+    return obstacle in (CORDON, TAGS, *in_way)
 
 
 def _run_first(queue: Sequence[OperationElement], lifted: Started) -> Started:
@@ -250,9 +250,3 @@ def _run_first(queue: Sequence[OperationElement], lifted: Started) -> Started:
     more = Counter(pool for element in queue for pool in element.ancestors())
     running = {pool.name: pool.running_operation_count + number for pool, number in more.items()}
     return msgspec.structs.replace(lifted, running=running)
-
-
-def _without_mixed(found: list[Found]) -> list[Found]:
-    """Drop findings that need several different kinds of changes if a single change lets enough work start."""
-    most = max((each.cores for each in found if not each.is_mixed), default=0.0)
-    return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]

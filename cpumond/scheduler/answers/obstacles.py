@@ -46,15 +46,11 @@ COUNTS: Final = ("count", "subpool_count")
 CONFIGURED: Final = (*COUNTS, "limits")
 
 
-def is_subpool(pool: PoolElement) -> bool:
-    """Whether the limits of a pool are those in ``ephemeral_subpool_config`` of its parent."""
-    return pool.is_ephemeral and not getattr(pool.parent, "is_root", True) and SUBPOOL_DELIMITER in pool.name
-
-
 def count_limit(pool: PoolElement) -> Obstacle:
     """Return the limit of a pool's running operations; all ephemeral sub-pools of one pool have the same obstacle."""
-    if is_subpool(pool) and pool.parent is not None:
-        return Obstacle("subpool_count", pool.parent.name)
+    parent = pool.parent
+    if pool.is_ephemeral and parent is not None and not parent.is_root and SUBPOOL_DELIMITER in pool.name:
+        return Obstacle("subpool_count", parent.name)
     return Obstacle("count", pool.name)
 
 

@@ -103,7 +103,9 @@ def explain_operation(
     if live is None:
         lines += _describe_counts(record)
     elif live.record.suspended:
-        lines.append(_describe_suspended(live.record))
+        failure = live.record.suspended_for
+        why = "" if failure is None else f" because a job failed, {printable(innermost(failure).message)}"
+        lines.append(f"it is suspended{why}: no job of it starts until it is resumed")
     if live is not None:
         lines += _describe_no_restart(live.record)
         lines += [*_describe_incarnation(state, live, now), *_describe_retries(live, now)]
@@ -123,12 +125,6 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
 
     # An operation with its own guarantee appears as the pool around it.
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", add_title, line) for line in lines]
-
-
-def _describe_suspended(record: OperationRecord) -> str:
-    failure = record.suspended_for
-    why = "" if failure is None else f" because a job failed, {printable(innermost(failure).message)}"
-    return f"it is suspended{why}: no job of it starts until it is resumed"
 
 
 def _describe_no_restart(record: OperationRecord) -> list[str]:

@@ -341,9 +341,7 @@ def _above(pool: PoolElement) -> Vector:
 def _own_binds(pool: PoolElement) -> bool:
     """Whether the pool is limited by its ``resource_limits`` rather than by its ``max_share_ratio``."""
     ratio = pool.settings.max_share_ratio
-    if ratio is None:
-        return True
-    return any(own < part * ratio for own, part in zip(_own_limits(pool), _above(pool), strict=True))
+    return ratio is None or any(own < part * ratio for own, part in zip(_own_limits(pool), _above(pool), strict=True))
 
 
 def _up(r: int, amount: float) -> float:

@@ -34,9 +34,7 @@ def spared_until(job: Job) -> float:
     if rules is None:
         return float("-inf")
     spared_s = rules.min_run_time_s if own is None else min(own / 1e3, rules.max_min_run_time_s)
-    if not spared_s:
-        return float("-inf")
-    return (job.start_time if job.began_at is None else job.began_at) + spared_s
+    return (job.start_time if job.began_at is None else job.began_at) + spared_s if spared_s else float("-inf")
 
 
 def next_unspared(node: Node, now: float) -> float:

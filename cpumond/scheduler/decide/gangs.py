@@ -88,9 +88,7 @@ def sum_needed(element: OperationElement) -> Vector:
 def find_limit(element: OperationElement) -> str:
     """Return which limits forbid that all needed jobs run together; "" if none does."""
     left, tightest = room_left(element)
-    if fits(left, sum_needed(element)):
-        return ""
-    return name_limit(tightest)
+    return "" if fits(left, sum_needed(element)) else name_limit(tightest)
 
 
 def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:

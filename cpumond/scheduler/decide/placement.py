@@ -118,9 +118,8 @@ class ServiceOrder:
         return found
 
     def _wants(self, element: OperationElement) -> bool:
-        if self.kind is None or element.fitting is None or element.fitting.filters in self.kind:
-            return wants_jobs(element)
-        return False
+        fits_kind = self.kind is None or element.fitting is None or element.fitting.filters in self.kind
+        return fits_kind and wants_jobs(element)
 
     def _build(self, pool: PoolElement) -> Key | None:
         heap = self._heaps[pool] = []
@@ -291,9 +290,8 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
 def find_stuck_tasks(live: Operation) -> list[str]:
     """Return ``find_unplaceable`` for those tasks of a live operation that have jobs to start and no live job."""
-    for each in live.elements.values():
-        if each.has_room():
-            return []
+    if any(each.has_room() for each in live.elements.values()):
+        return []
     jobs = [(task, number) for task, number in live.next_jobs() if not live.active.get(task.name)]
     return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 
@@ -321,9 +319,8 @@ def may_start_within(record: OperationRecord, unordered_cores: float, cores: flo
 def is_on_reclaimed(job: Job) -> bool:
     """Whether a job that is about to start will run on reclaimed CPU (1.10): its operation requires it, or its request
     and those of ordinary and foreign jobs on its node exceed the capacity. Jobs that are being stopped do not count."""
-    if job.element.operation.record.require_reclaimed:
-        return True
-    return not fits_orders(job.node.unordered_cores, job.limits[CPU])
+    is_required = job.element.operation.record.require_reclaimed
+    return is_required or not fits_orders(job.node.unordered_cores, job.limits[CPU])
 
 
 def is_in_idle_class(job: Job) -> bool:
@@ -359,9 +356,7 @@ def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered
     if not may_start_within(element.operation.record, unordered_cores, task.cpu_limit):
         return ONLY_RECLAIMED
     left, tightest = room_left(element)
-    if not fits(left, wanted):
-        return name_limit(tightest)
-    return ""
+    return "" if fits(left, wanted) else name_limit(tightest)
 
 
 def find_task(element: OperationElement, free: Vector, unordered_cores: float = NEVER) -> tuple[Task | None, str]:

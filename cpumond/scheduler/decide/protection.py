@@ -199,10 +199,13 @@ def describe_protections(target: OperationElement, priority: TargetPriority, now
         if cause in ("count", "free"):
             yield (_describe_count if cause == "count" else _describe_free)(protections)
             continue
-        if cause == "time":
-            yield from (_describe_time(each, now) for each in protections[:SHOWN])
-        else:
-            yield from (_describe(each, target) for each in protections[:SHOWN])
+        for each in protections[:SHOWN]:
+            if cause != "time":
+                yield _describe(each, target)
+                continue
+            first, last = (format_span(until - now) for until in (each.first_until, each.until))
+            how_long = first if first == last else f"{first} to {last}"
+            yield f"{element_name(each.element)} keeps {_jobs([each])}: protected for {how_long} more by min_run_time"
         left = protections[SHOWN:]
         if left:
             yield f"the same protects {_jobs(left)} of {len(left)} more"
@@ -228,12 +231,6 @@ def _describe_free(protections: list[Protection]) -> str:
         "and their operations still have more of their shares than it has of its own; each node tries every "
         f"{settings.preemptive_scheduling_backoff / 1e3:g} s (preemptive_scheduling_backoff)"
     )
-
-
-def _describe_time(each: Protection, now: float) -> str:
-    first, last = (format_span(until - now) for until in (each.first_until, each.until))
-    how_long = first if first == last else f"{first} to {last}"
-    return f"{element_name(each.element)} keeps {_jobs([each])}: protected for {how_long} more by min_run_time"
 
 
 def _describe(each: Protection, target: OperationElement) -> str:

@@ -131,9 +131,8 @@ def claims_guarantee(element: Element) -> bool:
 
 def may_claim(element: OperationElement) -> bool:
     """Whether an operation may preempt protected jobs of others for itself or for a pool above it (6.10)."""
-    if element.tree.config.settings.guarantee_tolerance is None:
-        return False
-    return any(map(claims_guarantee, (element, *element.ancestors())))
+    is_on = element.tree.config.settings.guarantee_tolerance is not None
+    return is_on and any(map(claims_guarantee, (element, *element.ancestors())))
 
 
 def _move(element: Element, status: SchedulingStatus, now: float) -> None:

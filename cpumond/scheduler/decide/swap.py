@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from cpumond.fairshare.resources import CPU, ZERO, Vector, add, dominates, greatest, share, subtract, sum_vectors
@@ -255,9 +256,7 @@ class Swap:
             if after is not None:
                 victims.append(each)
                 rooms = after
-        if not all(room.is_there for room in rooms):
-            return None
-        return self._spare(victims, rooms)
+        return self._spare(victims, rooms) if all(room.is_there for room in rooms) else None
 
     def _take(self, each: Candidate, rooms: list[_Room]) -> list[_Room] | None:
         """Note this victim's end and return the resources still missing; None if it is protected or not necessary."""
@@ -287,7 +286,9 @@ class Swap:
         """Return the victims that lose least work, from no more protected ranks than are needed. The result is exact if
         it takes at most MOST_SETS sets; the first walk gives the upper bound of the lost work."""
         for rank in sorted({each.rank for each in candidates}):
-            some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
+            some = sorted(
+                (each for each in candidates if each.rank <= rank), key=attrgetter("lost_core_seconds", "rank")
+            )
             best = self._find_first(some)
             self.sets = 0
             self.losses = self.before.copy()
@@ -358,9 +359,8 @@ class Swap:
         if depth not in self.satisfactions:
             self.satisfactions[depth] = local_satisfaction(self.branches[depth])
         now = self.satisfactions[depth]
-        if after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN)):
-            return True
-        return self._refuse(side)
+        gains = after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN))
+        return gains or self._refuse(side)
 
     def _claims(self, branch: Element) -> bool:
         """Whether the target's side is below its guarantee, and still within its fair share with the request (6.10)."""
@@ -375,7 +375,3 @@ class Swap:
 
 def _cost(victims: list[Candidate]) -> float:
     return sum(each.lost_core_seconds for each in victims)
-
-
-def _cost_order(candidate: Candidate) -> tuple[float, int]:
-    return (candidate.lost_core_seconds, candidate.rank)

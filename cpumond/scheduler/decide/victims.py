@@ -162,9 +162,8 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
 def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
     """Whether an operation's mode and number of jobs let it lose jobs. A claimed guarantee overrides the number
     (6.10)."""
-    if element.operation.record.preemption_mode == "graceful":
-        return False
-    return by_guarantee or not is_protected_by_count(element, len(element.jobs))
+    is_graceful = element.operation.record.preemption_mode == "graceful"
+    return not is_graceful and (by_guarantee or not is_protected_by_count(element, len(element.jobs)))
 
 
 def stop_order(job: Job) -> tuple[bool, float, int]:
@@ -278,9 +277,7 @@ def _operations_of(jobs: list[Job]) -> list[OperationElement]:
 
 
 def _excess(element: Element, lost: Vector) -> Vector:
-    if element.limits == UNLIMITED:
-        return ZERO
-    return subtract(ZERO, add(room_below_limits(element, ZERO), lost))
+    return ZERO if element.limits == UNLIMITED else subtract(ZERO, add(room_below_limits(element, ZERO), lost))
 
 
 def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
@@ -345,9 +342,7 @@ def find_overcommit_victims(
     their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected
     than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first."""
     since = node.overcommitted_since
-    if since is None or now - since <= allowed_s:
-        return []
-    if not is_overcommitted(node, cpu_ratio):
+    if since is None or now - since <= allowed_s or not is_overcommitted(node, cpu_ratio):
         return []
     room = subtract(add(node.capacity, as_vector(c * ROUNDING for c in node.capacity)), node.foreign_usage)
     jobs = [job for job in node.jobs.values() if job.is_active]

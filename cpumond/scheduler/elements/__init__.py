@@ -254,9 +254,8 @@ class OperationElement(Element):
 
     def may_use(self, node: Node) -> bool:
         """Whether its jobs may start on a node by the filters on its path (2.13) and get secrets there (12.6)."""
-        if self.operation.record.vault_bytes and not node.takes_secrets:
-            return False
-        return self.fitting is None or node in self.fitting.nodes
+        gets_secrets = not self.operation.record.vault_bytes or node.takes_secrets
+        return gets_secrets and (self.fitting is None or node in self.fitting.nodes)
 
     def has_room(self) -> bool:
         """Whether an empty node can hold a job of each task. Also returns False if this is expensive to find out."""

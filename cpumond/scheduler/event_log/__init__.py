@@ -162,21 +162,15 @@ class EventLog:
             page = await self.read(subjects, before=before)
             later = [(number, event) for number, event in page if number > undo.number]
             for number, event in later:
-                if _is_about(event, refusal):
+                of_tree = [each for each in event.changes if each.tree == refusal.tree]
+                renamed = {name for each in of_tree if each.attribute == "name" for name in (each.old, each.new)}
+                if refusal.pool in {*renamed, *(each.pool for each in of_tree)}:
                     to_blame = f"; since then {event.text} (change {number})"
                     break
             if len(later) < PAGE:
                 break
             before, searched = later[-1][0], searched + PAGE
         return CommandError(f"change {undo.number} cannot be undone: {refusal}{to_blame}")
-
-
-def _is_about(event: Event, refusal: ChangedSinceError) -> bool:
-    return any(
-        each.tree == refusal.tree
-        and (each.pool == refusal.pool or (each.attribute == "name" and refusal.pool in (each.old, each.new)))
-        for each in event.changes
-    )
 
 
 def is_denied(error: BaseException) -> bool:

@@ -776,11 +776,6 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     cordon: Cordon | None = None
     user_tags: tuple[str, ...] = ()
 
-    @property
-    def is_maintained(self) -> bool:
-        """Whether an administrator cordoned or tagged the node; this applies again when the node comes back."""
-        return self.cordon is not None or bool(self.user_tags)
-
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
     """Return a dictionary of resources as a vector. ``missing``: amount of resources that it does not contain."""

@@ -604,7 +604,7 @@ class Scheduler:
                     )
                 if now - collected > COLLECT_PERIOD_S:
                     collected, collections = now, collections + 1
-                    _collect(collections)
+                    gc.collect(1 if collections % FULL_COLLECTION else 2)
                 due += period_s
                 self.timings.count_update(self.clock.now() if due < now else None)
                 due = max(due, now)
@@ -708,7 +708,3 @@ def _log_unreadable(state: State) -> None:
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in its own task. If a request is cancelled, a change that is stored must still be applied."""
     return await asyncio.shield(asyncio.ensure_future(work))
-
-
-def _collect(number: int) -> None:
-    gc.collect(1 if number % FULL_COLLECTION else 2)

@@ -353,7 +353,7 @@ def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str,
         raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
     if parent != pool.parent:
         _check_parent(tree, parent)
-        if pool.name in (parent, *_ancestors(tree, parent)):
+        if pool.name in list_path(tree, parent):
             raise CommandError(
                 f"pool {quoted(pool.name)}: cannot be moved under {quoted(parent)}, which is "
                 f"{'itself' if parent == pool.name else 'one of its own sub-pools'}",
@@ -395,8 +395,7 @@ def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
     tree = find_tree(context.config, command.tree)
     source, destination = find_pool(tree, command.source), find_pool(tree, command.destination)
     amounts = _read_delta(command.delta)
-    losing = (source.name, *_ancestors(tree, source.name))
-    gaining = (destination.name, *_ancestors(tree, destination.name))
+    losing, gaining = (tuple(list_path(tree, name)) for name in (source.name, destination.name))
     shared = set(losing) & set(gaining)
     pools = dict(tree.pools)
     for names, sign, end in ((losing, -1.0, source.name), (gaining, 1.0, destination.name)):
@@ -502,11 +501,11 @@ def _not_empty(where: str, count: int) -> CommandError:
     return CommandError(f"{NOT_EMPTY}: {where} has {count} pool{'s' * (count > 1)} below it; remove it recursively")
 
 
-def _ancestors(tree: TreeConfig, name: str) -> Iterator[str]:
+def list_path(tree: TreeConfig, name: str) -> Iterator[str]:
+    """Yield the names of a pool and of the pools above it, the nearest first, without the root."""
     while name in tree.pools:
+        yield name
         name = tree.pools[name].parent
-        if name in tree.pools:
-            yield name
 
 
 def _is_same(item: PoolConfig | TreeConfig, attributes: Mapping[str, Any], spelled: Mapping[str, str]) -> bool:

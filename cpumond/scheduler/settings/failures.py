@@ -156,10 +156,4 @@ def running_too_long(time_limit: float) -> tuple[EndError, str]:
     return EndError(_TOO_LONG, attributes={"time_limit": time_limit}), text
 
 
-def no_node_fits(filters: str) -> EndError:
-    """Return the error of an operation that fits no online node. ``filters``: its filters in words."""
-    return EndError(f"No online node fits {filters}")
-
-
-def no_trees_left() -> EndError:
-    return EndError("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)
+NO_TREES_LEFT: Final = EndError("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)

@@ -412,17 +412,12 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 options[name] = normalise_value(value, _OPTION_TYPES[name], place)
                 if name == TAG_FILTER:
-                    _check_filter(options[name], place)
+                    parse_tag_filter(options[name], place)
+            except ConfigError as error:
+                raise CommandError(str(error), attributes={FIELD: _field_of(place)}) from None
             except CommandError as error:
                 raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
     return options
-
-
-def _check_filter(text: str, where: str) -> None:
-    try:
-        parse_tag_filter(text, where)
-    except ConfigError as error:
-        raise CommandError(str(error), attributes={FIELD: where}) from None
 
 
 def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = False) -> dict[str, dict[str, Any]]:
@@ -774,6 +769,9 @@ def starts_again(task: Task | None, job: JobRecord) -> bool:
     return task.restart_completed_jobs or job.exit_code == task.restart_exit_code
 
 
+NONE_STOPPED: Final[Mapping[str, int]] = MappingProxyType({})
+
+
 def _ran_in_vain(job: JobRecord) -> bool:
     return job.state == "failed" or (job.state in ("aborted", "lost") and job.has_run)
 
@@ -831,13 +829,11 @@ def is_complete(record: OperationRecord) -> bool:
 
 
 def fail_by_jobs(
-    record: OperationRecord, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({}),
-    why: str = "",
-) -> OperationRecord:  # fmt: skip
+    record: OperationRecord, last: JobRecord, now: float, stopped: Mapping[str, int] = NONE_STOPPED, why: str = ""
+) -> OperationRecord:
     """Return the record of an operation with too many failed jobs. ``why``: why ``last`` was not started again."""
     failure, error = failures.too_many_failed(record, last)
-    error = f"{error}; {why}" if why else error
-    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
+    return _fail(record, now, failure, f"{error}; {why}" if why else error, stopped)
 
 
 def _note_aborted(record: OperationRecord, reason: str, number: int = 1) -> OperationRecord:
@@ -846,9 +842,8 @@ def _note_aborted(record: OperationRecord, reason: str, number: int = 1) -> Oper
 
 
 def finish(
-    record: OperationRecord, state: OperationState, now: float, error: str,
-    stopped: Mapping[str, int] = MappingProxyType({}),
-) -> OperationRecord:  # fmt: skip
+    record: OperationRecord, state: OperationState, now: float, error: str, stopped: Mapping[str, int] = NONE_STOPPED
+) -> OperationRecord:
     """Return the record of an operation that ends. ``stopped``: task -> number of its jobs that this end stops."""
     counts = dict(record.counts)
     for task, number in stopped.items():
@@ -859,8 +854,10 @@ def finish(
     return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
 
 
-def _fail(record: OperationRecord, now: float, failure: EndError, error: str) -> OperationRecord:
-    return msgspec.structs.replace(finish(record, "failed", now, error), failure=failure)
+def _fail(
+    record: OperationRecord, now: float, failure: EndError, error: str, stopped: Mapping[str, int] = NONE_STOPPED
+) -> OperationRecord:
+    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 
 def cut_short(
@@ -869,8 +866,7 @@ def cut_short(
     """Return the record of an operation with ``fail_on_job_restart`` that fails: before a restart of the scheduler only
     some of its jobs were started."""
     missing = sum(needed.get(task.name, 0) for task in record.tasks if task.fail_on_job_restart)
-    failure, error = failures.lost_by_restart(missing)
-    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
+    return _fail(record, now, *failures.lost_by_restart(missing), stopped)
 
 
 def is_cut_short(record: OperationRecord, needed: Mapping[str, int], active: Mapping[str, int]) -> bool:
@@ -890,13 +886,12 @@ def deadline(record: OperationRecord) -> float | None:
 def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int]) -> OperationRecord:
     """Return the record of an operation that has reached its ``time_limit``."""
     assert record.time_limit is not None
-    failure, error = failures.running_too_long(record.time_limit)
-    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
+    return _fail(record, now, *failures.running_too_long(record.time_limit), stopped)
 
 
 def fail_unmatched(record: OperationRecord, now: float, filters: str) -> OperationRecord:
     """Return the record of an operation that fails because no online node matches its ``filters``."""
-    failure = failures.no_node_fits(filters)
+    failure = EndError(f"No online node fits {filters}")
     return _fail(record, now, failure, failure.message)
 
 
@@ -911,7 +906,7 @@ def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) ->
     if len(left) == len(record.trees):
         return record
     if not left:
-        failure = failures.no_trees_left()
+        failure = failures.NO_TREES_LEFT
         return msgspec.structs.replace(finish(record, "aborted", now, failure.message), failure=failure)
     running = tuple(name for name in record.running_in if name in left)
     state: Literal["running", "pending"] = "running" if running else "pending"

@@ -237,9 +237,7 @@ def members_of(kind: Type) -> Mapping[str, Type] | None:
         return {field.encode_name: field.type for field in kind.fields}
     if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
         return AnyNames({"": kind.value_type})
-    if isinstance(kind, inspect.DictType):
-        return dict.fromkeys(RESOURCES, kind.value_type)
-    return None
+    return dict.fromkeys(RESOURCES, kind.value_type) if isinstance(kind, inspect.DictType) else None
 
 
 def is_list(kind: Type) -> bool:

@@ -63,9 +63,7 @@ def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(task: Any) -> Any:
-    if not isinstance(task, Mapping):
-        return task
-    return {key: value for key, value in task.items() if not is_vault(key)}
+    return {key: value for key, value in task.items() if not is_vault(key)} if isinstance(task, Mapping) else task
 
 
 def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -206,6 +206,5 @@ def preempt_for_gang(
 def _takes_jobs(node: Node, element: OperationElement) -> bool:
     """Return whether a node may get jobs of a gang before its next heartbeat: it is online, has sent a heartbeat to
     this run of the scheduler, and no filter excludes it."""
-    if not node.takes_jobs or not element.may_use(node):
-        return False
-    return node.sequence >= 0 and element.tree.nodes.get(node.id) is node
+    is_heard = node.sequence >= 0 and element.tree.nodes.get(node.id) is node
+    return is_heard and node.takes_jobs and element.may_use(node)

@@ -292,9 +292,8 @@ def note_ended(state: State, ended: JobRecord) -> None:
 
 
 def _has_done_work(operation: Operation, task: Task, ended: JobRecord) -> bool:
-    if ended.state != "completed" or ended.incarnation != operation.record.incarnation:
-        return False
-    return not operations.starts_again(task, ended)
+    is_done = ended.state == "completed" and ended.incarnation == operation.record.incarnation
+    return is_done and not operations.starts_again(task, ended)
 
 
 def note_indices(operation: Operation, stored: JobRecord | StartRecord) -> None:

@@ -91,9 +91,7 @@ def _check_trees(state: State, node: Node, new: NodeRecord) -> list[str]:
 
 
 def _is_same(new: Cordon | None, old: Cordon | None) -> bool:
-    if new is None or old is None:
-        return new is old
-    return (new.why, new.drain) == (old.why, old.drain)
+    return new is old if new is None or old is None else (new.why, new.drain) == (old.why, old.drain)
 
 
 def _record(node: Node) -> NodeRecord:

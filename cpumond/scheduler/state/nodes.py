@@ -146,6 +146,4 @@ def check_names(node_id: str, address: str, tags: Collection[str]) -> None:
 
 def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
     """Return whether a registration comes from the node's present agent: by its key or, without a key, by its run."""
-    if not node.key_hash:
-        return registration.incarnation == node.incarnation
-    return registration.key == node.key_hash
+    return registration.key == node.key_hash if node.key_hash else registration.incarnation == node.incarnation

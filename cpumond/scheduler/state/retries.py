@@ -51,9 +51,8 @@ def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
 
 def is_for_end(job: Job, record: PreemptionRecord) -> bool:
     """Return whether a stopped job is replaced only after its end, because a retry rule then decides how."""
-    if record.kind not in failures.ABORT_REASONS or job.element.operation.record.is_gang:
-        return False
-    return is_for_preempted(find_policy(job.task, job.element.parent))
+    may_retry = record.kind in failures.ABORT_REASONS and not job.element.operation.record.is_gang
+    return may_retry and is_for_preempted(find_policy(job.task, job.element.parent))
 
 
 def keep_place(job: Job, now: float) -> None:

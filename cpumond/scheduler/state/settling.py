@@ -90,9 +90,7 @@ def is_unsettled(state: State, now: float) -> bool:
         return True
     if state.settled_config is not state.config or state.expired or state.cut_short or state.gangs.lacking:
         return True
-    if any(stuck.find_unmatched(state, now)):
-        return True
-    return any(work.is_freed or work.arrived for work in state.work.values())
+    return any(stuck.find_unmatched(state, now)) or any(work.is_freed or work.arrived for work in state.work.values())
 
 
 def mark_unsettled(state: State) -> None:
@@ -142,7 +140,7 @@ def expire(state: State, now: float) -> Transaction:
                     for job in jobs.values()
                 ]
     for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(state.lost_nodes.values())):
-        if not old.is_maintained:
+        if old.cordon is None and not old.user_tags:
             forget_lost(state, old.id)
     if not gone:
         return NOTHING

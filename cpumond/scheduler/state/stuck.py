@@ -23,9 +23,8 @@ LOOK_S = 60.0
 def look(state: State, now: float) -> None:
     """Note since when operations without jobs have a filter that fits no online node; note stuck operations."""
     online: dict[Fitting, bool] = {}
-    found = (
-        [each.id for each in state.operations.values() if _is_unmatched(each, online)] if _has_filters(state) else ()
-    )
+    filtered = state.operations.values() if any(tree.fittings for tree in state.trees.values()) else ()
+    found = [each.id for each in filtered if _is_unmatched(each, online)]
     state.unmatched = {name: state.unmatched.get(name, now) for name in found}
     rules = state.rules
     limits_s = rules.operation_hangup_due_to_limiting_ancestor_safe_timeout_s
@@ -46,10 +45,6 @@ def find_unmatched(state: State, now: float) -> Iterator[Operation]:
         # Meanwhile a node that fits may have come, and a job may have started there.
         if now - since >= timeout_s and operation is not None and _is_unmatched(operation, {}):
             yield operation
-
-
-def _has_filters(state: State) -> bool:
-    return any(tree.fittings for tree in state.trees.values())
 
 
 def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
