@@ -97,7 +97,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("budget = 0.0 if node.cordoned else ", "budget = "),
         ("if not self.cordoned and not self.matched_trees:", "if not self.matched_trees:"),
         ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),
-        ("        if not old.is_maintained:\n            forget_lost(", "        if True:\n            forget_lost("),
+        (
+            "        if old.cordon is None and not old.user_tags:\n            forget_lost(",
+            "        if True:\n            forget_lost(",
+        ),
         (", cordon=None if before is None else before.cordon", ""),
         ("now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,", "now, tuple(jobs[:MAX_LOST_JOBS]),"),
         ("chosen = [job for job in jobs if job.task.interruptible]", "chosen = jobs"),
@@ -258,7 +261,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_guarantees.py": [
         ("is_allowed = self.by_guarantee or is_permitted", "is_allowed = is_permitted"),
-        ("return by_guarantee or not is_protected_by_count", "return not is_protected_by_count"),
+        ("(by_guarantee or not is_protected_by_count", "(not is_protected_by_count"),
         ("claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON", "claims_guarantee(branch)"),
         ("if not keeps_guarantee(above, add(losses.lost.get(above, ZERO), each.whole)):", "if False:"),
         ("(guarantee is ZERO or not is_below_guarantee(element)):", "True:"),
@@ -321,7 +324,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("self.unordered[job.node] += job.ordinary_cores", "pass"),
     ],
     "test_job_class.py": [
-        ("if job.element.operation.record.require_reclaimed:", "if False:"),
+        ("is_required = job.element.operation.record.require_reclaimed", "is_required = False"),
         ("find_task(element, free, node.unordered_cores)", "find_task(element, free)"),
         ("job.reclaimed and (about is None or bool(about.idle_class))", "job.reclaimed"),
         ("    job.reclaimed = record.reclaimed\n", ""),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from cpumond.core.words import quoted
 from cpumond.scheduler.access import Rights, explicit_pool, name_pool, read_access
@@ -28,17 +28,10 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
 from cpumond.scheduler.settings.changes import compare_configs
-from cpumond.scheduler.settings.rollout import AdvanceStage, RemoveStage, SetStage, StopStage
+from cpumond.scheduler.settings.rollout import RolloutCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree, make_target
 from cpumond.scheduler.settings.undo import Undo, list_reverse_commands, reverse
-from cpumond.scheduler.state.node_commands import (
-    ChangeNodeTags,
-    CordonNode,
-    DrainNode,
-    NodeCommand,
-    SetNodeTags,
-    UncordonNode,
-)
+from cpumond.scheduler.state.node_commands import NodeCommand
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
@@ -461,12 +454,8 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     commands.TransferPoolResources: _transfer,
     ApplyTree: _apply_tree,
     Undo: _undo,
-    CordonNode: _maintain,
-    UncordonNode: _maintain,
-    DrainNode: _maintain,
-    SetNodeTags: _maintain,
-    ChangeNodeTags: _maintain,
-    **dict.fromkeys((SetStage, AdvanceStage, StopStage, RemoveStage), _of_administrators),
+    **dict.fromkeys(get_args(NodeCommand), _maintain),
+    **dict.fromkeys(get_args(RolloutCommand), _of_administrators),
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,
     operations.CompleteOperation: _manage,

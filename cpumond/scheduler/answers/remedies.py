@@ -23,21 +23,7 @@ from cpumond.fairshare.resources import (
     least,
     positive_part,
 )
-from cpumond.scheduler.answers.obstacles import (
-    CORDON,
-    COUNTS,
-    FILTER,
-    FRAGMENTATION,
-    GANG,
-    GRACEFUL,
-    REFUSED,
-    SCARCE,
-    SPARE,
-    TAGS,
-    Obstacle,
-    Waiting,
-    count_limit,
-)
+from cpumond.scheduler.answers import obstacles
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.decide.snapshot import describe_filters
 from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree, fit
@@ -73,7 +59,7 @@ class Started(msgspec.Struct, frozen=True):
     """Operation -> number of its jobs that started."""
     usage: dict[str, Vector] = {}
     running: dict[str, int] = {}
-    hidden: Obstacle | None = None
+    hidden: obstacles.Obstacle | None = None
 
     @property
     def all_cores(self) -> float:
@@ -86,7 +72,7 @@ class Look:
 
     state: State
     tree: Tree
-    waiting: Mapping[str, Waiting]
+    waiting: Mapping[str, obstacles.Waiting]
     outside: Sequence[Node]
     takers: list[Node] = field(default_factory=list)
 
@@ -106,9 +92,9 @@ class Look:
 # --- lifted limits
 
 
-def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
+def lift(obstacle: obstacles.Obstacle, look: Look, waits: Collection[str]) -> Remedy:
     """Return a remedy that removes a limit entirely; for an obstacle that is no limit, the change itself."""
-    if obstacle.kind in COUNTS:
+    if obstacle.kind in obstacles.COUNTS:
         above = {obstacle, *list_counts_above(look, obstacle, waits)}
         return Remedy("", "", tried=(lambda state: _lift_counts(state.trees[look.tree.name], above, state),))
     if obstacle.kind == "limits":
@@ -116,19 +102,19 @@ def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
     return make_remedy(look, obstacle, Started(), waits)
 
 
-def list_counts_above(look: Look, obstacle: Obstacle, waits: Collection[str]) -> list[Obstacle]:
+def list_counts_above(look: Look, obstacle: obstacles.Obstacle, waits: Collection[str]) -> list[obstacles.Obstacle]:
     """The limits of running operations above ``obstacle``, nearest first, that the operations below it reach next."""
-    found: dict[Obstacle, None] = {}
+    found: dict[obstacles.Obstacle, None] = {}
     for each in waits:
-        limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]
+        limits = [obstacles.count_limit(pool) for pool in look.waiting[each].element.ancestors()]
         if obstacle in limits:
             found.update(dict.fromkeys(limits[limits.index(obstacle) + 1 :]))
     return list(found)
 
 
-def _lift_counts(tree: Tree, counts: set[Obstacle], state: State) -> None:
+def _lift_counts(tree: Tree, counts: set[obstacles.Obstacle], state: State) -> None:
     for pool in (tree.root, *tree.pools.values()):
-        if count_limit(pool) in counts:
+        if obstacles.count_limit(pool) in counts:
             pool.max_running_operation_count = NO_LIMIT
     mark_unsettled(state)
 
@@ -146,39 +132,39 @@ def _lift_limits(tree: Tree, name: str) -> None:
 # --- the remedy of an obstacle
 
 
-def make_remedy(look: Look, obstacle: Obstacle, started: Started, waits: Collection[str]) -> Remedy:
+def make_remedy(look: Look, obstacle: obstacles.Obstacle, started: Started, waits: Collection[str]) -> Remedy:
     """Return the change for an obstacle. ``started``: all work that starts if the obstacle is removed."""
-    if obstacle.kind in COUNTS:
+    if obstacle.kind in obstacles.COUNTS:
         return raise_count(look.tree, obstacle, started.running)
     if obstacle.kind == "limits":
         return _raise_limits(look, obstacle.name, started)
-    if obstacle == FRAGMENTATION:
+    if obstacle == obstacles.FRAGMENTATION:
         return _order_less_cpu(look, waits)
-    if obstacle == SPARE:
+    if obstacle == obstacles.SPARE:
         return _lower_spare(look)
-    if obstacle == GRACEFUL:
+    if obstacle == obstacles.GRACEFUL:
         return _restart(
             started, waits, "preemption_mode", "normal",
             "is graceful, so it starts no job beyond its fair share",
         )  # fmt: skip
-    if obstacle == REFUSED:
+    if obstacle == obstacles.REFUSED:
         return _restart(
             started, waits, "allow_reclaimed", True, "is false, and other jobs requested the CPU that is free"
         )
-    if obstacle == GANG:
+    if obstacle == obstacles.GANG:
         return _fit_gang(look, started, waits)
-    if obstacle == FILTER:
+    if obstacle == obstacles.FILTER:
         return _widen_filters(look, started, waits)
-    if obstacle == CORDON:
+    if obstacle == obstacles.CORDON:
         return _uncordon(look, started)
-    if obstacle == TAGS:
+    if obstacle == obstacles.TAGS:
         return _fit_tags(look, started)
     return _order_less(look, RESOURCES.index(obstacle.kind), started, waits)
 
 
-def name_obstacle(look: Look, obstacle: Obstacle) -> tuple[str, str]:
+def name_obstacle(look: Look, obstacle: obstacles.Obstacle) -> tuple[str, str]:
     """Return the kind of cause and the pool that it belongs to."""
-    if obstacle.kind in COUNTS:
+    if obstacle.kind in obstacles.COUNTS:
         return COUNT, obstacle.name
     if obstacle.kind != "limits":
         return obstacle.kind, ""
@@ -255,14 +241,14 @@ def _of(pool: str, tree: str) -> str:
     return f"tree {tree}" if pool == ROOT_POOL else f"pool {pool}"
 
 
-def list_limited(tree: Tree, obstacle: Obstacle) -> list[PoolElement]:
+def list_limited(tree: Tree, obstacle: obstacles.Obstacle) -> list[PoolElement]:
     """Return the pools to which a limit of running operations applies."""
     if obstacle.kind == "count" and obstacle.name in tree.pools:
         return [tree.pools[obstacle.name]]
-    return [pool for pool in (tree.root, *tree.pools.values()) if count_limit(pool) == obstacle]
+    return [pool for pool in (tree.root, *tree.pools.values()) if obstacles.count_limit(pool) == obstacle]
 
 
-def raise_count(tree: Tree, obstacle: Obstacle, running: Mapping[str, int]) -> Remedy:
+def raise_count(tree: Tree, obstacle: obstacles.Obstacle, running: Mapping[str, int]) -> Remedy:
     """Return a remedy that raises a limit of running operations until each of its pools can run ``running`` of them."""
     pools = list_limited(tree, obstacle)
     limit = max(max(running.get(pool.name, 0), pool.max_running_operation_count) for pool in pools)
@@ -492,7 +478,7 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     tasks = (task for each in waits for task in look.waiting[each].element.operation.record.tasks)
     verb = "reserves" if r == MEMORY and any(task.memory_reserve for task in tasks) else "requests"
     why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {format_amount(r, wanted)}"
-    if name == SCARCE[0]:
+    if name == obstacles.SCARCE[0]:
         more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
         return Remedy(
             "the nodes where CPU is free have no user_slots left", more, tried=(_offer_slots(look.tree.name),)

@@ -10,17 +10,10 @@ from typing import Final, Literal, NamedTuple
 
 from cpumond.core.measures import format_span
 from cpumond.fairshare.resources import RESOURCES, format_amount, format_dominant
+from cpumond.scheduler.decide import victims
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, keeps_guarantee
-from cpumond.scheduler.decide.victims import (
-    blocks,
-    is_protected_by_count,
-    local_satisfaction,
-    path_of,
-    sort_jobs,
-    unpreemptible_job_count,
-)
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
@@ -73,7 +66,7 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
         if blocker is not None:
             found[blocker] = found.get(blocker, 0) + len(jobs)
             continue
-        sort_jobs(element)
+        victims.sort_jobs(element)
         for cause, until in _causes_of_jobs(element, jobs, priority, now):
             if cause == "time":
                 ends.setdefault(element, []).append(until)
@@ -114,7 +107,7 @@ def _find_guaranteed(
     if element.operation.record.preemption_mode == "graceful":
         return "graceful", element
     least = min(element.jobs.values(), key=lambda job: max(job.usage)).usage
-    for above in path_of(element):
+    for above in victims.path_of(element):
         if above in own:
             break
         if not keeps_guarantee(above, least):
@@ -128,18 +121,18 @@ def _find_blocker(
     """Return what protects all jobs of an operation: its own state, or the nearest element above that blocks them."""
     if element.operation.record.preemption_mode == "graceful":
         return "graceful", element
-    if is_protected_by_count(element, len(element.jobs)):
+    if victims.is_protected_by_count(element, len(element.jobs)):
         return "count", element
     settings = element.tree.config.settings
-    for above in path_of(element):
+    for above in victims.path_of(element):
         if settings.enable_conditional_preemption and above in own:
             break
-        if not blocks(above, element, aggressive):
+        if not victims.blocks(above, element, aggressive):
             continue
         if settings.preemption_check_starvation and above.starvation_status != "non_starving":
             return "starving", above
         lowest = settings.aggressive_preemption_satisfaction_threshold + EPSILON
-        if aggressive and local_satisfaction(above) >= lowest:
+        if aggressive and victims.local_satisfaction(above) >= lowest:
             return "forbids", _forbidder(above if not _allows(above) else element)
         return "share", above
     return None
@@ -214,7 +207,7 @@ def describe_protections(target: OperationElement, priority: TargetPriority, now
 def _describe_count(protections: list[Protection]) -> str:
     element = protections[0].element
     assert isinstance(element, OperationElement)
-    limit, where = unpreemptible_job_count(element), _tree(element)
+    limit, where = victims.unpreemptible_job_count(element), _tree(element)
     if element.options.max_unpreemptible_running_job_count == limit:
         where = element_name(element)
     few = "fewer than" if element.tree.config.settings.strict_unpreemptible_running_job_count else "at most"
@@ -273,7 +266,7 @@ def _describe_aggression(target: OperationElement, element: OperationElement | P
     least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
     assert target.rules is not None
     assert pool is not None
-    if local_satisfaction(element) < least + EPSILON:
+    if victims.local_satisfaction(element) < least + EPSILON:
         return ""
     text = f"; aggressive starvation could reduce it to {least:g} of that share"
     if not target.rules.aggressive_starvation:

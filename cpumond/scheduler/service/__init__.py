@@ -23,19 +23,8 @@ import msgspec
 import structlog
 
 from cpumond import __version__
+from cpumond.core import wire
 from cpumond.core.errors import CpumondError
-from cpumond.core.wire import (
-    Heartbeat,
-    HeartbeatAnswer,
-    JobLog,
-    JobReply,
-    JobRequest,
-    LogRequest,
-    LogStream,
-    NodeRegistration,
-    RegistrationAnswer,
-    RequestKind,
-)
 from cpumond.core.words import count
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
@@ -165,8 +154,8 @@ class Scheduler:
         """Why the next process would not find the store in place; "" if it would. While set, commands are refused."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
-        self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")
-        self.requests: NodeQuestions[JobRequest, JobReply] = NodeQuestions(make_id, "answer")
+        self.logs: NodeQuestions[wire.LogRequest, wire.JobLog] = NodeQuestions(make_id, "log")
+        self.requests: NodeQuestions[wire.JobRequest, wire.JobReply] = NodeQuestions(make_id, "answer")
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._starts: deque[_WaitingStart] = deque()
@@ -394,7 +383,7 @@ class Scheduler:
             # The command itself is stored and stays valid. Its consequences are stored at the next change or update.
             settling.mark_unsettled(self.state)
 
-    async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
+    async def register(self, registration: wire.NodeRegistration, may_replace: bool = True) -> wire.RegistrationAnswer:
         """Register a node (``register_node``). Raises CommandError or StoreError."""
         if registration.key:
             registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
@@ -405,14 +394,14 @@ class Scheduler:
             raise
         node = self.state.nodes[registration.node_id]
         log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
-        return RegistrationAnswer(
+        return wire.RegistrationAnswer(
             node_id=node.id,
             tree=node.tree,
             heartbeat_period_s=self.state.period_s,
             warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
         )
 
-    async def _register(self, registration: NodeRegistration, may_replace: bool) -> None:
+    async def _register(self, registration: wire.NodeRegistration, may_replace: bool) -> None:
         async with self._changing:
             try:
                 change = register_node(self.state, registration, may_replace)
@@ -422,7 +411,7 @@ class Scheduler:
                 raise
             await self._commit(change)
 
-    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+    async def heartbeat(self, heartbeat: wire.Heartbeat) -> wire.HeartbeatAnswer:
         """Process a heartbeat, and return the jobs that the node must start and stop. Raises StoreError if ends of jobs
         cannot be stored. The response omits starts that cannot be stored."""
         begun = time.perf_counter()
@@ -430,17 +419,19 @@ class Scheduler:
         receipt = heartbeats.receive(state, heartbeat, self.clock.now())
         if not receipt.accepted:
             self.timings.dropped_heartbeats += 1
-            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
+            return wire.HeartbeatAnswer(
+                accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full
+            )
         if not receipt.transaction.is_empty:
             await self._end_jobs(receipt.transaction)
         if heartbeat.node_id not in state.nodes:
-            return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
+            return wire.HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         dispatch.schedule(state, heartbeat.node_id, self.clock.now(), self.new_id)
         if waits_for_store(state, heartbeat.node_id):
             await self._store_starts()
         node = state.nodes.get(heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
-            return HeartbeatAnswer(accepted=False, reason="the node was removed or replaced", register=True)
+            return wire.HeartbeatAnswer(accepted=False, reason="the node was removed or replaced", register=True)
         answer = dispatch.answer(state, heartbeat.node_id, receipt, self.clock.now())
         logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
         if logs or requests:
@@ -449,8 +440,8 @@ class Scheduler:
         return answer
 
     async def read_log(
-        self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int, offset: int | None = None
-    ) -> JobLog:
+        self, operation_id: str, job_id: str, stream: wire.LogStream, tail_bytes: int, offset: int | None = None
+    ) -> wire.JobLog:
         """Return the last bytes of a job's output, or the bytes from ``offset`` on, at most ``MAX_LOG_BYTES``. The node
         of the job reads them.
 
@@ -468,14 +459,14 @@ class Scheduler:
         bound = next((task.max_stderr_size for task in record.tasks if task.name == job.task_name), None)
         if bound is not None and stream == "stderr" and offset is None:
             tail_bytes = min(tail_bytes, bound)  # a journal may contain more bytes of the job
-        wanted = LogRequest("", job_id, stream, tail_bytes, offset)
+        wanted = wire.LogRequest("", job_id, stream, tail_bytes, offset)
         read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:
             raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
         return read
 
     async def ask_job(
-        self, operation_id: str, job_id: str, kind: RequestKind, cpu_limit: float | None = None,
+        self, operation_id: str, job_id: str, kind: wire.RequestKind, cpu_limit: float | None = None,
         ttl_s: float | None = None, user: User = NOBODY,
     ) -> dict[str, Any]:  # fmt: skip
         """Ask the agent of a live job's node to explain or change its limit (``JobRequest``). Returns the answer.
@@ -490,7 +481,7 @@ class Scheduler:
                 NO_SUCH_JOB,
             )
         is_change = kind != "explain"
-        question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
+        question = wire.JobRequest("", kind, job_id, cpu_limit, ttl_s)
         # Changes are not shared, even if two are equal: they are made in the order of their requests.
         try:
             reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
@@ -604,7 +595,7 @@ class Scheduler:
                     )
                 if now - collected > COLLECT_PERIOD_S:
                     collected, collections = now, collections + 1
-                    gc.collect(1 if collections % FULL_COLLECTION else 2)
+                    _collect(collections)
                 due += period_s
                 self.timings.count_update(self.clock.now() if due < now else None)
                 due = max(due, now)
@@ -708,3 +699,7 @@ def _log_unreadable(state: State) -> None:
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in its own task. If a request is cancelled, a change that is stored must still be applied."""
     return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _collect(number: int) -> None:
+    gc.collect(1 if number % FULL_COLLECTION else 2)

@@ -26,17 +26,9 @@ from cpumond.scheduler.model import (
     PoolConfig,
     TreeConfig,
 )
+from cpumond.scheduler.settings import validation
 from cpumond.scheduler.settings.attributes import Edit, canonical_path, edit, is_same, normalise, read_pool, read_tree
 from cpumond.scheduler.settings.nodes_filter import read_filter
-from cpumond.scheduler.settings.validation import (
-    AT_PARENT,
-    BURST,
-    FLOW,
-    STRONG,
-    TOLERANCE,
-    find_warnings,
-    validate_tree,
-)
 from cpumond.scheduler.settings.values import FIELD, format_value, name_field
 
 OF_FURTHER_TREES: Final = frozenset(
@@ -183,11 +175,11 @@ def check(
         if old is tree:
             continue
         try:
-            found = validate_tree(tree, name_pattern=name_pattern)
+            found = validation.validate_tree(tree, name_pattern=name_pattern)
         except CommandError as error:
             raise _about_edited(error, edited) from None
         if found:
-            known = set(find_warnings(old)) if old is not None else set()
+            known = set(validation.find_warnings(old)) if old is not None else set()
             warnings += [sentence for sentence in found if sentence not in known]
         filters_changed = filters_changed or old is None or old.settings.nodes_filter != tree.settings.nodes_filter
     if filters_changed:
@@ -199,7 +191,7 @@ def check(
 def _about_edited(error: CommandError, edited: str) -> CommandError:
     """Return a tree's refusal. If options of two pools break a rule together, it names the ``edited`` pool's."""
     attributes = dict(error.attributes)
-    parent, option = attributes.pop(AT_PARENT, ("", ""))
+    parent, option = attributes.pop(validation.AT_PARENT, ("", ""))
     if edited and edited == parent:
         attributes[FIELD] = option
     return CommandError(str(error), error.code, attributes, error.inner)
@@ -384,9 +376,9 @@ def _remove_pool(context: _Context, command: RemovePool) -> Outcome:
 
 
 _AMOUNT_PATHS: Final = {
-    "strong_guarantee_resources": tuple(STRONG.split("/")),
-    "burst_guarantee_resources": tuple(BURST.split("/")),
-    "resource_flow": tuple(FLOW.split("/")),
+    "strong_guarantee_resources": tuple(validation.STRONG.split("/")),
+    "burst_guarantee_resources": tuple(validation.BURST.split("/")),
+    "resource_flow": tuple(validation.FLOW.split("/")),
 }
 _COUNTS: Final = ("max_operation_count", "max_running_operation_count")
 
@@ -455,7 +447,7 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
             text = f"{where}: is not set, so there is nothing to transfer from or to; set it before"
             raise CommandError(text, attributes={FIELD: field})
         left = (present or 0) + sign * amount
-        if left < -TOLERANCE * amount:
+        if left < -validation.TOLERANCE * amount:
             text = f"{where}: has {number(present or 0.0)}, {number(amount)} cannot be taken from it"
             raise CommandError(text, attributes={FIELD: field})
         edits.append(Edit(path, int(left) if is_count else max(left, 0.0)))

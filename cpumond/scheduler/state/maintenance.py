@@ -10,21 +10,12 @@ from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, LostNode, NodeRecord, to_amounts
 from cpumond.scheduler.settings.nodes_filter import TAG_RULE, is_tag
 from cpumond.scheduler.settings.values import FIELD
-from cpumond.scheduler.state import State
-from cpumond.scheduler.state.node_commands import (
-    ChangeNodeTags,
-    Maintenance,
-    NodeCommand,
-    SetNodeTags,
-    UncordonNode,
-    format_why,
-    make_cordon,
-)
+from cpumond.scheduler.state import State, node_commands
 from cpumond.scheduler.state.nodes import check_names
 from cpumond.scheduler.state.transaction import Transaction
 
 
-def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> Transaction:
+def prepare_node(state: State, command: node_commands.NodeCommand, user: str, now: float) -> Transaction:
     """Return the change that a command makes. Raises CommandError for an unknown node."""
     node, lost = state.nodes.get(command.node), state.lost_nodes.get(command.node)
     known = node or lost
@@ -33,8 +24,8 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
         raise CommandError(f"Node {quoted(command.node)} is not registered{near}", RESOLVE)
     record: LostNode | NodeRecord = known if isinstance(known, LostNode) else _record(known)
     changed, warnings = record, list[str]()
-    if isinstance(command, Maintenance):
-        cordon = make_cordon(command, user, now)
+    if isinstance(command, node_commands.Maintenance):
+        cordon = node_commands.make_cordon(command, user, now)
         if not _is_same(cordon, record.cordon):
             changed = msgspec.structs.replace(record, cordon=cordon)
         what = "not cordoned" if cordon is None else "drained" if cordon.drain else "cordoned"
@@ -43,7 +34,7 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
         what = "tagged so"
         if isinstance(known, Node) and isinstance(changed, NodeRecord) and changed != record:
             warnings = _check_trees(state, known, changed)
-    is_released = isinstance(command, UncordonNode) and isinstance(known, Node) and known.is_held_off
+    is_released = isinstance(command, node_commands.UncordonNode) and isinstance(known, Node) and known.is_held_off
     if changed == record and not is_released:
         return Transaction(id=known.id, warnings=(f"node {quoted(known.id)} is already {what}; nothing changed",))
     if isinstance(changed, LostNode):
@@ -51,14 +42,16 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
     return Transaction(kept_nodes=(changed,), id=known.id, warnings=tuple(warnings))
 
 
-def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRecord) -> tuple[str, ...]:
+def _read_tags(
+    command: node_commands.SetNodeTags | node_commands.ChangeNodeTags, record: LostNode | NodeRecord
+) -> tuple[str, ...]:
     """Return the administrator's tags after the command, sorted and each once. Raises CommandError for tags that a
     formula cannot contain, and for tags that cannot be removed."""
-    tags = set(command.tags if isinstance(command, SetNodeTags) else (*record.user_tags, *command.add))
+    tags = set(command.tags if isinstance(command, node_commands.SetNodeTags) else (*record.user_tags, *command.add))
     for tag in sorted(tags):
         if not is_tag(tag):
             raise CommandError(f"user_tags: {quoted(tag)} is no tag: {TAG_RULE}", attributes={FIELD: "user_tags"})
-    for tag in command.remove if isinstance(command, ChangeNodeTags) else ():
+    for tag in command.remove if isinstance(command, node_commands.ChangeNodeTags) else ():
         if tag not in tags:
             own = isinstance(record, NodeRecord) and tag in record.all_tags
             what = (
@@ -112,5 +105,5 @@ def find_drained(node: Node) -> list[tuple[Job, str]]:
     chosen = [job for job in jobs if job.task.interruptible]
     if not chosen and not any(job.task.interruptible for job in node.stopping.values()):
         chosen = jobs
-    why = f"node {quoted(node.id)} drained by {printable(cordon.user)}{format_why(cordon.why)}"
+    why = f"node {quoted(node.id)} drained by {printable(cordon.user)}{node_commands.format_why(cordon.why)}"
     return [(job, why) for job in chosen]
