@@ -188,7 +188,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "burst_us = min(burst_us if burst_ratio is None else int(burst_ratio * quota_us), quota_us)",
             "burst_us = burst_us if burst_ratio is None else int(burst_ratio * quota_us)",
         ),
-        ("        steps.append(quota)", "        steps += [quota, period]"),
+        ('if step.value != getattr(before, f"{step.name}_us")]', "]"),
         ("if cores > ancestor.cores:", "if False:"),
         ("        quota_us -= 1\n", "        pass\n"),
         ("burst_us = min(burst_us, restored.quota_us)", "pass"),
@@ -422,7 +422,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_gang_remainders.py": [
         ("not any(each[0].operations[each[1]].usage_share)", "any(each[0].operations[each[1]].usage_share)"),
         ("ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)", "ends = node is root"),
-        ("return NOTHING if n in self.passed else self.operations[n].function", "return self.operations[n].function"),
+        ("[NOTHING if n in passed else self.operations[n].function for", "[self.operations[n].function for"),
         ("(node.whole, node.passed)  #", "(node.whole,)  #"),
     ],
     "test_gang_shares.py": [

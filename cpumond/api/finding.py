@@ -92,14 +92,10 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
     """Return two tests: whether ``name`` is a title, alias or start of an id; whether it begins a title or alias."""
     starred = name if name.startswith("*") else f"*{name}"
-
-    def is_named(record: OperationRecord) -> bool:
-        return record.id.startswith(name) or record.title == name or record.alias == starred
-
-    def begins(record: OperationRecord) -> bool:
-        return record.title.startswith(name) or record.alias.startswith(starred)
-
-    return is_named, begins
+    return (
+        lambda record: record.id.startswith(name) or record.title == name or record.alias == starred,
+        lambda record: record.title.startswith(name) or record.alias.startswith(starred),
+    )
 
 
 def _find_jobs(rights: Rights, operation: str, name: str) -> list[Match]:

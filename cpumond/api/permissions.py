@@ -224,8 +224,7 @@ def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
 
 
 def encode_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
-    return found
+    return msgspec.json.decode(msgspec.json.encode(list(entries or ())), type=list[dict[str, Any]])
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:

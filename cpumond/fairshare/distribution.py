@@ -26,8 +26,7 @@ def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
 def assign(node: PoolNode, suggestion: float, options: Options, promised: bool = False) -> None:
     """Assign all shares from ``node`` down at ``suggestion`` (12.1, 12.2); promised shares use suggestion 0 (13)."""
     assert node.function is not None
-    segment = node.function.segment_at(suggestion)
-    stack = [(node, segment, suggestion)]
+    stack = [(node, node.function.segment_at(suggestion), suggestion)]
     while stack:
         stack += _assign_children(*stack.pop(), options, promised)
 

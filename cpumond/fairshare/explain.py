@@ -307,16 +307,12 @@ def _describe_gang(tree: _Tree, name: str, binding: _Binding) -> str:
         return NO_STEP
     if binding.at != name:
         return f"the gang {printable(binding.at)} inside it demands more than its own limits allow"
-    shares = tree.shares(name)
-    whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
+    shares, resource = tree.shares(name), tree.shares(name).dominant_resource
+    demand = format_percent(shares.demand_share[RESOURCES.index(resource)])
+    whole = f"it is a gang, which gets its whole demand at once or nothing, and {demand} % of {resource}"
     if tree.never_fits(name):
         return f"{whole} is more than its own limits allow"
     return f"{whole} does not fit{_describe_scarce(tree, name) if tree.find_scarce(name) else ''}"
-
-
-def _demand_text(shares: ElementShares) -> str:
-    r = RESOURCES.index(shares.dominant_resource)
-    return f"{format_percent(shares.demand_share[r])} % of {RESOURCES[r]}"
 
 
 def _describe_fifo(tree: _Tree, name: str, binding: _Binding) -> str:

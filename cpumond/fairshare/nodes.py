@@ -200,16 +200,14 @@ class PoolNode:
     def children_functions(self) -> list[ShareFunction]:
         """Return the functions of the pool's children, known as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
-            return [self._function_of(n) for n in self.order[: math.ceil(self.reach)]]
+            reached, passed = self.order[: math.ceil(self.reach)], self.passed
+            return [NOTHING if n in passed else self.operations[n].function for n in reached]
         functions = [record.function for record in self.operations]
         for n in self.passed:
             functions[n] = NOTHING
         if self.pools:
             return [child.function for child in self.pools if child.function is not None] + functions
         return functions
-
-    def _function_of(self, n: int) -> ShareFunction:
-        return NOTHING if n in self.passed else self.operations[n].function
 
     def path_to_root(self) -> list[PoolNode]:
         """Return this pool and its ancestors, from the pool upwards, without the root."""

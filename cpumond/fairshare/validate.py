@@ -12,17 +12,7 @@ from typing import Final, get_args
 from cpumond.core.errors import FairShareInputError
 from cpumond.core.words import did_you_mean, named, number, one_of, quoted
 from cpumond.fairshare.resources import EPS, RESOURCES, Vector
-from cpumond.fairshare.tree import (
-    ROOT,
-    GuaranteeType,
-    IntegralGuarantees,
-    Mode,
-    Operation,
-    OptionalVector,
-    Options,
-    Pool,
-    Snapshot,
-)
+from cpumond.fairshare.tree import ROOT, GuaranteeType, Mode, Operation, OptionalVector, Options, Pool, Snapshot
 
 MAX_AMOUNT: Final = 2.0**63
 """Resources are at most 64-bit integers (17); with much higher amounts, products of an update would be infinite."""
@@ -120,16 +110,13 @@ def _check_pool(pool: Pool, where: str) -> None:
     _check_choice(f"{where}: mode", pool.mode, get_args(Mode))
     _check_limits(where, pool.resource_limits)
     _check_amounts(f"{where}: strong_guarantee_resources", pool.strong_guarantee_resources)
-    _check_integral(f"{where}: integral", pool.integral_guarantees)
-
-
-def _check_integral(where: str, integral: IntegralGuarantees) -> None:
-    _check_choice(f"{where}.type", integral.guarantee_type, get_args(GuaranteeType))
-    _check_amounts(f"{where}.resource_flow", integral.resource_flow)
-    _check_amounts(f"{where}.burst_guarantee_resources", integral.burst_guarantee_resources)
-    _check_amount(f"{where}.relaxed_share_multiplier_limit", integral.relaxed_share_multiplier_limit)
-    _check_amount(f"{where}.last_share_ratio", integral.last_share_ratio)
-    check_volume(f"{where}.accumulated_volume", integral.accumulated_volume)
+    place, integral = f"{where}: integral", pool.integral_guarantees
+    _check_choice(f"{place}.type", integral.guarantee_type, get_args(GuaranteeType))
+    _check_amounts(f"{place}.resource_flow", integral.resource_flow)
+    _check_amounts(f"{place}.burst_guarantee_resources", integral.burst_guarantee_resources)
+    _check_amount(f"{place}.relaxed_share_multiplier_limit", integral.relaxed_share_multiplier_limit)
+    _check_amount(f"{place}.last_share_ratio", integral.last_share_ratio)
+    check_volume(f"{place}.accumulated_volume", integral.accumulated_volume)
 
 
 def _check_options(options: Options) -> None:

@@ -149,16 +149,8 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
         steps.append(WriteStep("burst", after.burst_us))
     quota, period = WriteStep("quota", after.quota_us), WriteStep("period", after.period_us)
-    if before.quota_us == after.quota_us and before.period_us == after.period_us:
-        pass
-    elif before.period_us == after.period_us:
-        steps.append(quota)
-    elif before.quota_us == after.quota_us:
-        steps.append(period)
-    elif _quota_goes_first(before, after):
-        steps += [quota, period]
-    else:
-        steps += [period, quota]
+    pair = (quota, period) if _quota_goes_first(before, after) else (period, quota)
+    steps += [step for step in pair if step.value != getattr(before, f"{step.name}_us")]
     if before.burst_us is not None and after.burst_us is not None and after.burst_us > before.burst_us:
         steps.append(WriteStep("burst", after.burst_us))
     if after.weight is not None and after.weight != before.weight:
