@@ -218,22 +218,17 @@ def _describe_source(e: ExplainAnswer) -> str:
 
 
 def _describe_mode(e: ExplainAnswer) -> str:
-    words = [e.mode]
-    if e.xattr_mode is not None:
-        words.append(f"xattr user.cpumond.mode asks for {e.xattr_mode}")
-    if e.told_level:
-        words.append(f"the scheduler allows at most {e.told_level} on this host (may_set_mode)")
-    if e.refused:
-        words.append(f"refused: {e.refused}")
-    if e.paused:
-        words.append("all writes paused by the pause file")
-    if e.status == "control":
-        words.append("as one of the control group (control_group_ratio)")
-    elif e.status not in (e.mode, "refused"):
-        words.append(e.status)
-    if e.contested_losses:
-        words.append(f"limit lowered by another program {e.contested_losses} x")
-    return ", ".join(words)
+    clauses = (
+        (True, e.mode),
+        (e.xattr_mode is not None, f"xattr user.cpumond.mode asks for {e.xattr_mode}"),
+        (e.told_level, f"the scheduler allows at most {e.told_level} on this host (may_set_mode)"),
+        (e.refused, f"refused: {e.refused}"),
+        (e.paused, "all writes paused by the pause file"),
+        (e.status == "control", "as one of the control group (control_group_ratio)"),
+        (e.status not in (e.mode, "refused", "control"), e.status),
+        (e.contested_losses, f"limit lowered by another program {e.contested_losses} x"),
+    )
+    return ", ".join(text for holds, text in clauses if holds)
 
 
 def _describe_quota(q: Quota) -> str:

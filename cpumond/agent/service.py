@@ -73,7 +73,8 @@ class Agent:
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # ``close`` must not close the pipe: a thread may be about to write, and a new file may get its number.
-        weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
+        for end in (self._wake_r, self._wake_w):
+            weakref.finalize(self, os.close, end).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
         self._waits_for_executor = False
@@ -404,8 +405,3 @@ class Agent:
             log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
                       error=f"systemd did not store them: {self.context.units.problem or 'no answer'}")  # fmt: skip
         return len(left)
-
-
-def _close_all(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)

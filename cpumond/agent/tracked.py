@@ -17,17 +17,7 @@ from cpumond.core.answers import DecisionAnswer
 from cpumond.core.errors import ConfigError
 from cpumond.core.levels import Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
-from cpumond.host.cgroup import Cgroup
-from cpumond.host.cgroup.files import (
-    NO_BANDWIDTH,
-    find_missing_quota,
-    find_vital,
-    is_idle,
-    is_leaf,
-    is_populated,
-    read_cpus,
-    read_mode_xattr,
-)
+from cpumond.host.cgroup import Cgroup, files
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.monitor.model import (
@@ -239,7 +229,7 @@ class Tracked:
         if base is not None and base.total_cpu_s != self.looked_cpu_s:
             self.looked_cpu_s = base.total_cpu_s
             return True
-        return is_populated(hierarchies, self.found.path)
+        return files.is_populated(hierarchies, self.found.path)
 
     def restart(self, limit_cores: float, now_s: float) -> None:
         """Restart from a given limit. The next tick takes a new base; until then there are no looks either."""
@@ -397,7 +387,7 @@ def resolve_job(
         settings = config.resolve_settings(found.source, found.operation_id, found.layer)
         if not found.layer:
             cache[key] = settings
-    mode = _find_mode(settings, found, read_mode_xattr(directory))
+    mode = _find_mode(settings, found, files.read_mode_xattr(directory))
     ceiling = config.ceiling
     if ceiling is not None:
         # An xattr may request a higher level than the settings, but not a higher one than the scheduler allows here.
@@ -453,7 +443,7 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
         return "the root cgroup is never changed"
     if choose_actuator(settings, found) == "guarantee":
         return "" if engine is None else engine.left_out
-    for vital, why in find_vital(directory + "/.." * len(path.split("/"))).items():
+    for vital, why in files.find_vital(directory + "/.." * len(path.split("/"))).items():
         if vital == path or (found.is_whole and vital.startswith(f"{path}/")):
             return why
     roots = config.find_roots(is_engines=engine is not None)
@@ -461,11 +451,11 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
         return "it is outside managed_roots"
     if engine is not None and engine.left_out:
         return engine.left_out
-    if not found.is_whole and not is_leaf(directory):
+    if not found.is_whole and not files.is_leaf(directory):
         return "it has child cgroups; only leaf cgroups are changed"
-    if choose_actuator(settings, found) == "quota" and (missing := find_missing_quota(directory)):
-        return f"{missing} does not exist: {NO_BANDWIDTH}"
-    if "weight" in list_actuators(settings, found) and is_idle(directory):
+    if choose_actuator(settings, found) == "quota" and (missing := files.find_missing_quota(directory)):
+        return f"{missing} does not exist: {files.NO_BANDWIDTH}"
+    if "weight" in list_actuators(settings, found) and files.is_idle(directory):
         return "its cgroup is in the idle class (cpu.idle = 1), where a weight has no effect"
     return ""
 
@@ -489,7 +479,7 @@ def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSetting
     """Return the cores that a job can have: its request, but at most the quotas and the CPUs available to the job."""
     full_cores = compute_full(found, original, ancestor)
     # A job can always use one CPU, since no cpuset is empty.
-    return full_cores if full_cores <= 1.0 else min(full_cores, float(read_cpus(hierarchies, found.path)))
+    return full_cores if full_cores <= 1.0 else min(full_cores, float(files.read_cpus(hierarchies, found.path)))
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:

@@ -19,17 +19,15 @@ SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_
 ABOVE: Final = "above the first [table]"
 """Where keys outside of any table belong."""
 
+Shape = type[msgspec.Struct]
+"""A struct that describes a table."""
+
 MAX_QUOTED: Final = 200
 """Maximum number of characters of a value quoted in an error message."""
 
 
 def normalise_table(
-    raw: object,
-    struct: type[msgspec.Struct],
-    file: str,
-    path: str,
-    hidden: frozenset[str] = frozenset(),
-    whole: type[msgspec.Struct] | None = None,
+    raw: object, struct: Shape, file: str, path: str, hidden: frozenset[str] = frozenset(), whole: Shape | None = None
 ) -> dict[str, Any]:
     """Return ``raw`` with normalised keys and durations in seconds, each value checked against the field of ``struct``.
 
@@ -67,7 +65,7 @@ def normalise_table(
 
 
 @functools.cache
-def _find_homes(struct: type[msgspec.Struct], name: str, path: str = "") -> list[str]:
+def _find_homes(struct: Shape, name: str, path: str = "") -> list[str]:
     """Return the tables where a key belongs in a file that ``struct`` describes; only those of the least depth."""
     fields = _list_fields(struct)
     if name in fields:
@@ -96,7 +94,7 @@ class _Field(NamedTuple):
 
 
 @functools.cache
-def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
+def _list_fields(struct: Shape) -> dict[str, _Field]:
     """Return the fields of a struct, keyed by their names in files."""
     return {
         field.encode_name: _Field(field.type, inspect.type_info(field.type), field.required)
@@ -104,7 +102,7 @@ def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
     }
 
 
-def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: type[msgspec.Struct]) -> Any:
+def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: Shape) -> Any:
     kind = field.kind
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.StructType):
@@ -145,12 +143,7 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: typ
 
 
 def _normalise_dict(
-    value: Any,
-    kind: inspect.DictType,
-    shape: type[msgspec.Struct] | None,
-    file: str,
-    path: str,
-    whole: type[msgspec.Struct],
+    value: Any, kind: inspect.DictType, shape: Shape | None, file: str, path: str, whole: Shape
 ) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")

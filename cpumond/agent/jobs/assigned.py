@@ -26,38 +26,15 @@ import structlog
 from cpumond.agent.clock import HostClock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.discovery import FoundJob
-from cpumond.agent.jobs.files import (
-    CHECKPOINT,
-    JOB_FILE,
-    SANDBOX,
-    JobFile,
-    JobsDir,
-    list_set_aside,
-    make_checkpoint_file,
-    read_checkpoint,
-    read_job_file,
-    read_sums,
-    set_aside,
-    write_job_file,
-)
+from cpumond.agent.jobs import files
 from cpumond.agent.jobs.job import NO_SECRETS, OVERDRAFT, AssignedJob, EndState, Usage, find_signal
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
 from cpumond.agent.jobs.memory import MemoryFiles, find_room
 from cpumond.agent.jobs.overdraft import Share, Timer, find_missing, find_over_reserve, find_victims
 from cpumond.agent.state_file import make_directory, read_boot_id
+from cpumond.core import wire
 from cpumond.core.answers import AssignedView
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.core.wire import (
-    MEMORY_OVERDRAFT,
-    NO_ROOM,
-    FinishedJob,
-    HeartbeatAnswer,
-    JobLog,
-    JobOrder,
-    JobReport,
-    LogRequest,
-    StopOrder,
-)
 from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 log = structlog.get_logger("cpumond.agent")
@@ -114,7 +91,7 @@ class AssignedJobs:
         self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
         self.start_seconds = 0.0
         self._boot_id = read_boot_id()
-        self._jobs_dir = JobsDir(config.executor.jobs_dir)
+        self._jobs_dir = files.JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
         """Job id -> directory. Other threads read this map, so an entry never changes in place."""
@@ -160,14 +137,14 @@ class AssignedJobs:
 
     def _read_files(self, now_s: float) -> None:
         jobs_dir, kept = self._jobs_dir.path, {}
-        sums = read_sums(jobs_dir)
+        sums = files.read_sums(jobs_dir)
         for name in sorted(os.listdir(jobs_dir)):
             directory = os.path.join(jobs_dir, name)
-            file = read_job_file(directory)
+            file = files.read_job_file(directory)
             if file is None or file.order.job_id != name:
                 continue  # not a job's directory: only those that an agent created are removed here
             if file.state == "waiting" and file.finished is None:
-                self._jobs_dir.remove(set_aside(directory))  # it never started: its order may come again
+                self._jobs_dir.remove(files.set_aside(directory))  # it never started: its order may come again
                 continue
             self._remember(name, directory)
             if file.acknowledged:
@@ -183,9 +160,9 @@ class AssignedJobs:
             elif file.finished is None and file.stop is not None:
                 job.kill_at_s = now_s + file.stop.timeout_s
             if job.file.finished is not None:
-                self._jobs_dir.remove(os.path.join(directory, SANDBOX))
+                self._jobs_dir.remove(os.path.join(directory, files.SANDBOX))
         self._jobs_dir.kept = dict(sorted(kept.items(), key=lambda item: item[1][0]))
-        for directory in list_set_aside(jobs_dir):
+        for directory in files.list_set_aside(jobs_dir):
             self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
@@ -261,7 +238,7 @@ class AssignedJobs:
         self.executor.close()
         self._jobs_dir.close()
 
-    def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
+    def apply_answer(self, answer: wire.HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Process a response to a heartbeat: acknowledged ends, jobs to stop, jobs to start. A repeated order changes
         nothing."""
         for job_id in answer.acknowledged:
@@ -278,7 +255,7 @@ class AssignedJobs:
             if order.job_id not in self.jobs and order.job_id not in self._seen:
                 self._accept(order, sent_at_s, now_s)
 
-    def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
+    def _stop(self, job: AssignedJob, stop: wire.StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
             self._update_file(job, stop=stop)
             self._finish(job, "aborted", stop.why)
@@ -295,13 +272,13 @@ class AssignedJobs:
         order = job.order
         self.executor.interrupt(order.job_id, find_signal(order), order.signal_root_process_only)
 
-    def _accept(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
+    def _accept(self, order: wire.JobOrder, sent_at_s: float, now_s: float) -> None:
         if not JOB_ID.fullmatch(order.job_id):
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self._jobs_dir.path, order.job_id)
         kept = msgspec.structs.replace(order, secrets={})
-        job = AssignedJob(JobFile(kept, self._boot_id), directory, now_s, sent_at_s, order.secrets)
+        job = AssignedJob(files.JobFile(kept, self._boot_id), directory, now_s, sent_at_s, order.secrets)
         self.jobs[order.job_id] = job
         self._remember(order.job_id, directory)
 
@@ -400,7 +377,7 @@ class AssignedJobs:
         self.counters[state] += 1
         log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
                  exit_code=finished.exit_code, reason=reason or None, cpu_seconds=finished.cpu_seconds)  # fmt: skip
-        self._jobs_dir.remove(os.path.join(job.directory, SANDBOX))
+        self._jobs_dir.remove(os.path.join(job.directory, files.SANDBOX))
 
     def _count_bad_start(self, problem: str, now_s: float) -> None:
         self._broken_starts += 1
@@ -431,7 +408,7 @@ class AssignedJobs:
                 # It is too late to start this job, even if it fits now: the scheduler has placed it elsewhere.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
                 text = text or "it fits now, but too late"
-                self._finish(job, "aborted", f"{NO_ROOM}{order.wait_s:g} s: {text}")
+                self._finish(job, "aborted", f"{wire.NO_ROOM}{order.wait_s:g} s: {text}")
             elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.reserved_memory, slots - order.user_slots
                 self._room -= order.reserved_memory
@@ -492,13 +469,13 @@ class AssignedJobs:
             os.makedirs(job.directory, 0o711, exist_ok=True)
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; its files have their own modes
             self._update_file(job, strict=True)
-            where = order.working_directory or os.path.join(job.directory, SANDBOX)
+            where = order.working_directory or os.path.join(job.directory, files.SANDBOX)
             if not order.working_directory:
                 os.mkdir(where, 0o700)
                 if account.pw_uid != os.geteuid():
                     os.chown(where, account.pw_uid, account.pw_gid, follow_symlinks=False)
             if order.checkpoints:
-                make_checkpoint_file(job.directory, account.pw_uid, account.pw_gid)
+                files.make_checkpoint_file(job.directory, account.pw_uid, account.pw_gid)
         except OSError as error:
             raise from_os_error(error, f"create {job.directory}", "free space or fix the rights of jobs_dir") from error
         self._update_file(job, strict=True, state="starting")
@@ -506,7 +483,7 @@ class AssignedJobs:
         return Launch(
             job_id=order.job_id,
             argv=argv,
-            environment=make_environment(order, account, os.path.join(job.directory, CHECKPOINT)),
+            environment=make_environment(order, account, os.path.join(job.directory, files.CHECKPOINT)),
             user=user,
             working_directory=where,
             cpu_limit=order.cpu_limit,
@@ -529,17 +506,17 @@ class AssignedJobs:
             if known is not None:
                 job.note_usage(known)
 
-    def reports(self) -> list[JobReport]:
+    def reports(self) -> list[wire.JobReport]:
         """Report the jobs that are starting or running, with their figures of the last ``note_usage``."""
         for job in self.jobs.values():
             if job.order.checkpoints and job.takes_room:
-                job.note_checkpoint(read_checkpoint(job.directory), self.clock.wall_s())
+                job.note_checkpoint(files.read_checkpoint(job.directory), self.clock.wall_s())
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
-    def finished_jobs(self) -> list[FinishedJob]:
+    def finished_jobs(self) -> list[wire.FinishedJob]:
         return [end for job in self.jobs.values() if (end := job.file.make_end()) is not None]
 
-    def find_by_cgroup(self, path: str) -> JobOrder | None:
+    def find_by_cgroup(self, path: str) -> wire.JobOrder | None:
         """Return the order of the job in a cgroup; None if no job of the scheduler is starting or running there."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
@@ -553,7 +530,7 @@ class AssignedJobs:
             kind, states, dict(self.counters), tuple(self.start_buckets), self.start_seconds, self.problem
         )
 
-    def read_log(self, request: LogRequest) -> JobLog:
+    def read_log(self, request: wire.LogRequest) -> wire.JobLog:
         """Read the end of a job's output; for any thread. Never raises."""
         node_id, directory = self.config.node_id, self._directories.get(request.job_id, "")
         try:
@@ -563,14 +540,15 @@ class AssignedJobs:
                 )
             content, total, first = self._readers.submit(self._read_part, request, directory).result(LOG_READ_S)
         except TimeoutError:
-            return JobLog(
-                node_id, request.request_id, error=f"node {node_id} could not read it within {LOG_READ_S:g} s"
-            )
+            problem = f"node {node_id} could not read it within {LOG_READ_S:g} s"
         except (CpumondError, OSError, RuntimeError) as error:
-            return JobLog(node_id, request.request_id, error=str(error))
-        return JobLog(node_id, request.request_id, content, total, first_byte=msgspec.UNSET if first is None else first)
+            problem = str(error)
+        else:
+            first_byte = msgspec.UNSET if first is None else first
+            return wire.JobLog(node_id, request.request_id, content, total, first_byte=first_byte)
+        return wire.JobLog(node_id, request.request_id, error=problem)
 
-    def _read_part(self, request: LogRequest, directory: str) -> tuple[bytes, int, int | None]:
+    def _read_part(self, request: wire.LogRequest, directory: str) -> tuple[bytes, int, int | None]:
         """Return the requested bytes, the number of bytes that the job has written, and the offset of the first
         requested one (None if the end of the log was requested)."""
         wanted = max(request.tail_bytes, 0)
@@ -630,9 +608,9 @@ class AssignedJobs:
         for share in above:
             if share.job_id in victims:
                 reserve = self.jobs[share.job_id].order.memory_reserve
-                why = f"{MEMORY_OVERDRAFT}{share.amount:.0f} of {reserve} bytes: its node is short of memory"
+                why = f"{wire.MEMORY_OVERDRAFT}{share.amount:.0f} of {reserve} bytes: its node is short of memory"
                 self.counters["overdraft"] += 1
-                self._stop(self.jobs[share.job_id], StopOrder(share.job_id, 0.0, OVERDRAFT, why), now_s)
+                self._stop(self.jobs[share.job_id], wire.StopOrder(share.job_id, 0.0, OVERDRAFT, why), now_s)
         return [share for share in shares if share.job_id not in victims]
 
     def _abort_on_overdraft(
@@ -647,7 +625,7 @@ class AssignedJobs:
         )
         for job_id in find_victims(shares, others, capacity):
             self.counters["overdraft"] += 1
-            self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, OVERDRAFT, why), now_s)
+            self._stop(self.jobs[job_id], wire.StopOrder(job_id, OVERDRAFT_KILL_S, OVERDRAFT, why), now_s)
 
     def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A failure is logged; if ``strict`` (before a start), it is raised."""
@@ -657,9 +635,9 @@ class AssignedJobs:
         if not os.path.isdir(job.directory) and not strict:
             return  # the job's directory was never created
         try:
-            write_job_file(job.directory, job.file)
+            files.write_job_file(job.directory, job.file)
         except OSError as error:
-            problem = from_os_error(error, f"write {job.directory}/{JOB_FILE}", "free space in jobs_dir")
+            problem = from_os_error(error, f"write {job.directory}/{files.JOB_FILE}", "free space in jobs_dir")
             if strict:
                 raise problem from error
             log.error("job_file_not_written", job_id=job.order.job_id, error=str(problem))

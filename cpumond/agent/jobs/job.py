@@ -16,17 +16,8 @@ from cpumond.agent.config import parse_layer
 from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import JobFile
 from cpumond.agent.jobs.overdraft import Share
+from cpumond.core import wire
 from cpumond.core.errors import ConfigError
-from cpumond.core.wire import (
-    CPU_COUNTERS,
-    MEMORY_OVERDRAFT,
-    OUT_OF_MEMORY,
-    FinishedJob,
-    JobFigures,
-    JobOrder,
-    JobReport,
-    list_figures,
-)
 from cpumond.host.executor.model import Ended
 
 log = structlog.get_logger("cpumond.agent")
@@ -42,7 +33,7 @@ LIMIT_SLACK = 2**20
 EndState = Literal["completed", "failed", "aborted", "lost"]
 
 
-class Usage(JobFigures, frozen=True):
+class Usage(wire.JobFigures, frozen=True):
     """The monitor's figures of a job's cgroup, with its limit in force and its smoothed usage, both in cores."""
 
     current_cores: float
@@ -50,7 +41,7 @@ class Usage(JobFigures, frozen=True):
     mode: str = ""
 
 
-SUMS = CPU_COUNTERS[1:]
+SUMS = wire.CPU_COUNTERS[1:]
 """Fields of ``Usage`` that start at 0 in each run of the agent; ``JobFile`` keeps the sums of earlier runs."""
 
 NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -89,7 +80,7 @@ class AssignedJob:
         """The job's ``SUMS`` in earlier runs of the agent, in core-seconds."""
 
     @property
-    def order(self) -> JobOrder:
+    def order(self) -> wire.JobOrder:
         return self.file.order
 
     @property
@@ -149,9 +140,9 @@ class AssignedJob:
             moves_ceiling=order.moves_ceiling,
         )
 
-    def report(self) -> JobReport:
+    def report(self) -> wire.JobReport:
         order, usage = self.order, self.usage or Usage(self.current_cores)
-        return JobReport(
+        return wire.JobReport(
             job_id=order.job_id,
             operation_id=order.operation_id,
             cpu_limit=order.cpu_limit,
@@ -166,13 +157,13 @@ class AssignedJob:
             over_reserve=self.over_reserve,
             cgroup=self.file.cgroup,
             checkpoint_at=self.checkpoint_at,
-            **{**list_figures(usage), **self.sums()},
+            **{**wire.list_figures(usage), **self.sums()},
         )
 
-    def make_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
+    def make_end(self, state: EndState, reason: str, ended: Ended) -> wire.FinishedJob:
         """Describe the job's end for the scheduler. An end by a signal has an exit code above 128, as in shells."""
         sums: dict[str, Any] = {**self.sums()}
-        return FinishedJob(
+        return wire.FinishedJob(
             job_id=self.order.job_id,
             operation_id=self.order.operation_id,
             state=state,
@@ -206,10 +197,11 @@ class AssignedJob:
             return "lost", ended.problem
         if ended.oom_killed and (not order.memory_limit or self._was_below_limit(ended)):
             if 0 < order.memory_reserve < (ended.max_memory or 0):
-                return "aborted", f"{MEMORY_OVERDRAFT}{ended.max_memory} of {order.memory_reserve} bytes: {NO_MEMORY}"
+                why = f"{wire.MEMORY_OVERDRAFT}{ended.max_memory} of {order.memory_reserve} bytes: {NO_MEMORY}"
+                return "aborted", why
             return "aborted", NO_MEMORY
         if ended.oom_killed:
-            return "failed", f"{OUT_OF_MEMORY}it requested memory_limit = {order.memory_limit} bytes"
+            return "failed", f"{wire.OUT_OF_MEMORY}it requested memory_limit = {order.memory_limit} bytes"
         return "failed", _describe_exit(ended)
 
     def _was_below_limit(self, ended: Ended) -> bool:
@@ -219,7 +211,7 @@ class AssignedJob:
         return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 
 
-def find_signal(order: JobOrder) -> int:
+def find_signal(order: wire.JobOrder) -> int:
     """Return the signal that interrupts a job; SIGTERM if the order names none, or one that this host does not know (a
     scheduler of a different version may name such a signal)."""
     return signal.Signals.__members__.get(order.interruption_signal, signal.SIGTERM)

@@ -72,7 +72,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.mark.parametrize("place", ["docker/web", "docker/web/system.slice/cpumond.service"])
 def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, place):
-    monkeypatch.setattr(tracked, "find_vital", lambda _: {place: "this program itself runs in it"})
+    monkeypatch.setattr(tracked.files, "find_vital", lambda _: {place: "this program itself runs in it"})
     node = Node(tmp_path, {"web": TWO}, config=SOURCE)
     node.answer(WEB)
     node.run(8)

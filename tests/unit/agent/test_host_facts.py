@@ -58,7 +58,7 @@ def test_what_uses_cpu_is_not_looked_into(make_node, monkeypatch):
     node: FakeNode = make_node({"run": job(1)}, config=PATIENT).start()
     node.ticks(6, usage=1.0)
     looks = []
-    monkeypatch.setattr("cpumond.agent.tracked.is_populated", lambda _, path: looks.append(path) or True)
+    monkeypatch.setattr("cpumond.agent.tracked.files.is_populated", lambda _, path: looks.append(path) or True)
     node.ticks(12, usage=1.0)
     assert looks == []
     node.ticks(12, usage=0.0)

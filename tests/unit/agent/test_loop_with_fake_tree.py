@@ -59,7 +59,7 @@ def ring(node: FakeNode, job: str) -> list[tuple[str, str]]:
 
 
 def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
-    monkeypatch.setattr(tracked, "find_vital", lambda _: {"jobs/a": "PID 1 runs in it"})
+    monkeypatch.setattr(tracked.files, "find_vital", lambda _: {"jobs/a": "PID 1 runs in it"})
     node = make_node({"a": FOUR, "b": FOUR}).run(8)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
     assert node.job("a").refused == "PID 1 runs in it"
