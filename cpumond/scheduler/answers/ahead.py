@@ -179,14 +179,10 @@ def describe(forecast: Forecast, record: OperationRecord, experience: Experience
     if forecast.started_at is None:
         if record.suspended:
             lines.append("it is suspended: no job of it starts until it is resumed")
-        elif forecast.start_p50 is None:
-            lines.append(
-                f"in half of {count(forecast.runs, 'simulation')} it does not start within {format_span(span_s)}"
-            )
         elif forecast.start_p90 is None:
-            lines.append(
-                f"in some of {count(forecast.runs, 'simulation')} it does not start within {format_span(span_s)}"
-            )
+            part = "half" if forecast.start_p50 is None else "some"
+            runs = count(forecast.runs, "simulation")
+            lines.append(f"in {part} of {runs} it does not start within {format_span(span_s)}")
     if forecast.end_p50 is None:
         known = any(experience.run_times(record, task) for task in record.tasks)
         why = f"it is more than {format_span(span_s)} away" if known else "no job like its own has completed yet"
@@ -236,10 +232,8 @@ def cut(told: RunResult, until: float) -> RunResult:
     moments = {each: (seen(start), seen(end)) for each, (start, end) in told.moments.items()}
     stops = [each for each in told.stops if each.at <= until]
     part = (until - told.began) / max(told.until - told.began, 1e-9)
-    core_seconds = [(tree, pool, share * part, used * part) for tree, pool, share, used in told.core_seconds]
-    return msgspec.structs.replace(
-        told, moments=moments, stops=stops, core_seconds=core_seconds, until=until, is_cut=True
-    )
+    sums = [(tree, pool, share * part, used * part) for tree, pool, share, used in told.core_seconds]
+    return msgspec.structs.replace(told, moments=moments, stops=stops, core_seconds=sums, until=until, is_cut=True)
 
 
 def _run(
@@ -248,11 +242,8 @@ def _run(
 ) -> RunResult:  # fmt: skip
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
-        asked, over, clock_over = (
-            forward.course.ids,
-            time.process_time() + COMPARED_S,
-            time.monotonic() + COMPARED_CLOCK_S,
-        )
+        over, clock_over = time.process_time() + COMPARED_S, time.monotonic() + COMPARED_CLOCK_S
+        asked = forward.course.ids
         # Operations that have begun: a restart of one of their jobs, such as after a drain, is not their start.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf

@@ -234,13 +234,8 @@ def _explain_in_tree(
         *told,
         *(f"{element_name(each)}: {line}" for each in element.ancestors() if (line := describe_factor(each))),
     ]
-    lines = [
-        *_describe_share(element),
-        *told,
-        *_describe_limits(element),
-        *_describe_starvation(element, now, preemptions_left),
-    ]
-    lines += _describe_placement(element)
+    lines = [*_describe_share(element), *told, *_describe_limits(element)]
+    lines += [*_describe_starvation(element, now, preemptions_left), *_describe_placement(element)]
     spent = [each for each in element.accounts if each.record.level]
     lines += [f"budget of {each.record.kind} {quoted(each.name)}: {view_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):

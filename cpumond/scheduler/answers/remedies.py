@@ -480,17 +480,14 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {format_amount(r, wanted)}"
     if name == obstacles.SCARCE[0]:
         more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
-        return Remedy(
-            "the nodes where CPU is free have no user_slots left", more, tried=(_offer_slots(look.tree.name),)
-        )
+        why = "the nodes where CPU is free have no user_slots left"
+        return Remedy(why, more, tried=(_offer_slots(look.tree.name),))
     size = _smaller(look, waits, r)
     tried = (_edit_orders(waits, r, size),)
     if size:
         return Remedy(f"{why} {name}", f"request at most {format_amount(r, size)} {name} for a job", tried=tried)
-    most = max((max(node.free[r], 0.0) for node in nodes), default=0.0)
-    return Remedy(
-        f"{why} {name}, at most {format_amount(r, most)} is left on a node", f"add a node with {name}", tried=tried
-    )
+    most = format_amount(r, max((max(node.free[r], 0.0) for node in nodes), default=0.0))
+    return Remedy(f"{why} {name}, at most {most} is left on a node", f"add a node with {name}", tried=tried)
 
 
 def _offer_slots(name: str) -> Callable[[State], None]:

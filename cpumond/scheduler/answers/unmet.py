@@ -90,9 +90,8 @@ def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
 def _find(state: State, pool: PoolElement, idle: float, missed: float, now: float) -> Iterator[Remedy]:
     pending = min(missed, pool.waiting[CPU])
     running = missed - max(missed - (pool.demand[CPU] - pool.usage[CPU]), 0.0)
-    target = next(
-        (each for each in pool.tree.operations.values() if wants_jobs(each) and pool in each.ancestors()), None
-    )
+    wanting = (each for each in pool.tree.operations.values() if wants_jobs(each) and pool in each.ancestors())
+    target = next(wanting, None)
     if running > LEAST and target is not None:
         held = list(_held_by_rules(state, pool, target, running, now))
         yield from held or _held_without_tolerance(pool, target, running, now)
@@ -154,9 +153,8 @@ def _held_by_rules(
             yield _set_option(tree.root, pool, option, False, min(missed, cores), why)
         elif cores > LEAST:
             element = next(each.element for each in protections if each.cause == cause)
-            why = (
-                f"allow_aggressive_preemption of {'tree' if element.parent is None else 'pool'} {element.name} is false"
-            )
+            kind = "tree" if element.parent is None else "pool"
+            why = f"allow_aggressive_preemption of {kind} {element.name} is false"
             yield _set_option(element, pool, option, True, min(missed, cores), why)
 
 

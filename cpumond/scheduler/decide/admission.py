@@ -255,9 +255,8 @@ def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
     has_room = all(
         pool.running_operation_count + ahead.running[pool] < pool.max_running_operation_count for pool in choice.path()
     )
-    return (
-        most > 0 and has_room and not is_user_full(tree, count_running(tree)[user] + ahead.running_of[tree.name, user])
-    )
+    running = count_running(tree)[user] + ahead.running_of[tree.name, user]
+    return most > 0 and has_room and not is_user_full(tree, running)
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:

@@ -257,16 +257,12 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
     minus those of its child pools. If they request more, each gets the same fraction of its request, with one factor
     for all resources as in fair_share_update.md 6.2."""
     own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
-    asked = [
-        {name: amount for name, amount in element.options.min_share_resources.items() if name in own}
-        for element in having
-    ]
+    requests = (element.options.min_share_resources for element in having)
+    asked = [{name: amount for name, amount in each.items() if name in own} for each in requests]
     factor = 1.0
     for name, amount in own.items():
-        left = amount - sum(
-            child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values()
-        )
-        left = max(left, 0.0)  # guarantees of child pools may exceed that of the pool
+        given = sum(child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values())
+        left = max(amount - given, 0.0)  # guarantees of child pools may exceed that of the pool
         wanted = sum(each.get(name, 0.0) for each in asked)
         if wanted > left:
             factor = min(factor, left / wanted)

@@ -286,9 +286,8 @@ class Swap:
         """Return the victims that lose least work, from no more protected ranks than are needed. The result is exact if
         it takes at most MOST_SETS sets; the first walk gives the upper bound of the lost work."""
         for rank in sorted({each.rank for each in candidates}):
-            some = sorted(
-                (each for each in candidates if each.rank <= rank), key=attrgetter("lost_core_seconds", "rank")
-            )
+            some = [each for each in candidates if each.rank <= rank]
+            some.sort(key=attrgetter("lost_core_seconds", "rank"))
             best = self._find_first(some)
             self.sets = 0
             self.losses = self.before.copy()

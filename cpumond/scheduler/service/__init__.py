@@ -325,9 +325,8 @@ class Scheduler:
         """Store a change with its events, then apply it. If the store refuses the write, nothing changes."""
         change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
-        entries = [
-            self.event_log.encode(each) for each in (*told, *make_change_events(self.state, change, self.clock.now()))
-        ]
+        told = (*told, *make_change_events(self.state, change, self.clock.now()))
+        entries = [self.event_log.encode(each) for each in told]
         if changes or entries:
             await self._write(changes, entries, change)
         apply(self.state, change, self.clock.now())
@@ -516,9 +515,8 @@ class Scheduler:
             if error.code != TIMEOUT:
                 raise
             silent_s = self.clock.now() - node.last_seen
-            raise CommandError(
-                f"{error}: is its agent running? Its last heartbeat was {silent_s:.0f} s ago", TIMEOUT
-            ) from None
+            text = f"{error}: is its agent running? Its last heartbeat was {silent_s:.0f} s ago"
+            raise CommandError(text, TIMEOUT) from None
 
     async def _end_jobs(self, change: Transaction) -> None:
         """Store and count ended jobs. All ends that arrive while the store is busy share the next write."""

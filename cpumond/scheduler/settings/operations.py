@@ -576,9 +576,8 @@ def _word(value: object, where: str, most: int) -> str:
 def _read_variable(value: object, where: str) -> str:
     name = _text(value, where, MAX_TEXT)
     if _VARIABLE.fullmatch(name) is None:
-        raise _refuse(
-            where, f"the name of a variable must consist of letters, digits and _ (ASCII), got {format_value(name)}"
-        )
+        what = f"the name of a variable must consist of letters, digits and _ (ASCII), got {format_value(name)}"
+        raise _refuse(where, what)
     return name
 
 

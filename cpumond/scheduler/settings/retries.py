@@ -204,9 +204,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
     """Return the policy's decision about the end of a job. NO_NOTE: no rule fits, as if there were no policy."""
     kind, code = find_kind(job)
     is_gang = record.starts_whole
-    fitting = (
-        rule for rule in terms.rules for name, least, most in rule.kinds if name == kind and least <= code <= most
-    )
+    fitting = (each for each in terms.rules for name, low, high in each.kinds if name == kind and low <= code <= high)
     rule = None if is_gang and kind == "preempted" else next(fitting, None)
     if rule is None:
         return NO_NOTE
@@ -233,9 +231,8 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
             why = f"a job cannot get more memory than {memory} bytes: {terms.bound}"
         memory = max(grown, memory)
     if why:
-        return msgspec.structs.replace(
-            note, outcome="used_up", why=f"retry rule {rule.text} allows no more retries: {why}"
-        )
+        why = f"retry rule {rule.text} allows no more retries: {why}"
+        return msgspec.structs.replace(note, outcome="used_up", why=why)
     return msgspec.structs.replace(
         note, outcome="retried", due=now + find_delay_s(rule, times),
         memory=memory if memory > task.memory_limit else 0,

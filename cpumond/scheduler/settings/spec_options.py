@@ -234,9 +234,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
 
 _BY_SPELLING: Final = {name: option.name for option in OPTIONS for name in (option.name, *option.aliases)}
 _BY_NAME: Final = {(place, option.name): option for option in OPTIONS for place in option.places}
-_PATTERNS: Final = tuple(
-    (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
-)
+_PATTERNS: Final = tuple((re.compile(row.name.replace("*", ".*")), row) for row in OPTIONS if "*" in row.name)
 _ANY_PATTERN: Final = re.compile("|".join(pattern.pattern for pattern, _ in _PATTERNS))
 """One pattern for all options with ``*``: a specification may have thousands of unknown names."""
 

@@ -105,9 +105,8 @@ def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[]
         by_tree.setdefault(change.tree, []).append(change)
     for change in by_tree.pop("", ()):
         if (default or None) != change.new:
-            raise ChangedSinceError(
-                "", "", f"is {format_setting(default or None)} now, not {format_setting(change.new)}"
-            )
+            what = f"is {format_setting(default or None)} now, not {format_setting(change.new)}"
+            raise ChangedSinceError("", "", what)
         default = change.old or ""
     for name, own in by_tree.items():
         tree = _reverse_tree(config.trees.get(name), name, own, new_id)
@@ -214,10 +213,9 @@ def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callab
     for change in gone:
         if change.pool in result:
             raise ChangedSinceError(tree.name, change.pool, "was made anew")
-        attributes = {name: value for name, value in change.old.items() if name != "parent_name"}
-        result[change.pool] = PoolConfig(
-            new_id(), change.pool, change.old["parent_name"], attributes, read_pool(attributes)
-        )
+        attributes, parent = dict(change.old), change.old["parent_name"]
+        del attributes["parent_name"]
+        result[change.pool] = PoolConfig(new_id(), change.pool, parent, attributes, read_pool(attributes))
     return result
 
 

@@ -230,12 +230,9 @@ def _check_tree_options(tree: TreeConfig) -> None:
         read_filter(settings.nodes_filter)
     except ConfigError as error:
         raise _refuse("pool tree", tree.name, "nodes_filter", str(error)) from None
-    aggressive, normal = (
-        settings.aggressive_preemption_satisfaction_threshold,
-        settings.preemption_satisfaction_threshold,
-    )
+    normal, option = settings.preemption_satisfaction_threshold, "aggressive_preemption_satisfaction_threshold"
+    aggressive = settings.aggressive_preemption_satisfaction_threshold
     if aggressive > normal:
-        option = "aggressive_preemption_satisfaction_threshold"
         what = f"must not be above preemption_satisfaction_threshold ({number(normal)}), got {number(aggressive)}"
         raise _refuse("pool tree", tree.name, option, f"{option}: {what}")
     _check_timeouts("pool tree", tree.name, settings)

@@ -71,9 +71,8 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
         result = _to_words(value, kind, where)
     else:
         assert isinstance(kind, inspect.StrType)
-        result = (
-            str(value) if isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES else None
-        )
+        is_text = isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES
+        result = str(value) if is_text else None
     if result is None or not _is_in_range(result, kind):
         raise refuse(where, f"must be {allowed_words(kind)}, got {format_value(value)}")
     return result

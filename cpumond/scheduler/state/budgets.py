@@ -174,9 +174,8 @@ def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...],
     operation, tree = state.record_of(record.operation_id), state.trees.get(record.tree)
     if operation is None or tree is None or record.tree not in operation.trees:
         return (), before
-    return find_accounts(
-        state, find_place(tree, operation.trees[record.tree].pool, operation.user), operation.user
-    ), before
+    pool = find_place(tree, operation.trees[record.tree].pool, operation.user)
+    return find_accounts(state, pool, operation.user), before
 
 
 def _find_moved(state: State, change: Transaction) -> Iterator[Job]:

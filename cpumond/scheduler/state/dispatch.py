@@ -70,9 +70,8 @@ def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
     kept = state.gangs.reservations.get(tree.name)
     if tree.config.settings.enable_backfill and kept is not None and node in kept.rooms:
         return False
-    return (
-        node.cordoned or is_barren or order.of(node).best() is None or not has_spare(node, node.free, state.rules.spare)
-    )
+    has_room = not node.cordoned and not is_barren and has_spare(node, node.free, state.rules.spare)
+    return not has_room or order.of(node).best() is None
 
 
 def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:
@@ -98,9 +97,8 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
 
 
 def _drain(state: State, job: Job, why: str, now: float) -> None:
-    record = msgspec.structs.replace(
-        preemption_record.make_record(job, "aborted", why, now), cause=failures.JOBS_DISABLED
-    )
+    record = preemption_record.make_record(job, "aborted", why, now)
+    record = msgspec.structs.replace(record, cause=failures.JOBS_DISABLED)
     lifecycle.stop(state, job, "aborted", why, now, record)
     cordon = job.node.cordon
     if cordon is not None and cordon.drain == "graceful" and job.stop is not None:

@@ -189,12 +189,12 @@ def preempt_for_gang(
             continue
         jobs = [make_job(element, task, node) for task, node in plan.places]
         on_node = {job.node: job for job in reversed(jobs)}
-        records = []
-        for victim, why in plan.victims:
-            place = on_node.get(victim.node, jobs[0])
-            records.append(
-                preemption_record.make_record(victim, "preempted", why, now, place.id, element, plan.priority)
+        records = [
+            preemption_record.make_record(
+                victim, "preempted", why, now, on_node.get(victim.node, jobs[0]).id, element, plan.priority
             )
+            for victim, why in plan.victims
+        ]
         for (victim, why), record in zip(plan.victims, records, strict=True):
             lifecycle.stop(state, victim, "preempted", why, now, record)
         _start_gang(state, jobs, now)
