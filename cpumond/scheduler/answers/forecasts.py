@@ -86,9 +86,8 @@ class Forecasts:
     async def _take(self) -> None:
         await self._compare_starts()
         state, now, pace, seed = self._state, self._now(), self._pace(), self._seed
-        limits = RunBudget(
-            self._horizon_s, self._period_s * self._max_load, FIRST_RUN_S if self.as_of is None else MOST_RUN_S
-        )
+        run_s = FIRST_RUN_S if self.as_of is None else MOST_RUN_S
+        limits = RunBudget(self._horizon_s, self._period_s * self._max_load, run_s)
         begun = time.monotonic()
         self._seed += 1
         found: dict[str, Forecast] = {}

@@ -248,11 +248,8 @@ def idle_reasons(report: IdleReport) -> dict[str, float]:
 def describe(report: IdleReport) -> str:
     """Return the report in one sentence: what can never start, how much is idle, the main cause, its remedy."""
     told, number = _describe_idle(report), report.too_large_operations
-    if not number:
-        return told
-    return (
-        f"{count(number, 'operation')} {describe_cannot_start(report.too_large)}{', and more' * (number > 1)}; {told}"
-    )
+    stuck = f"{count(number, 'operation')} {describe_cannot_start(report.too_large)}{', and more' * (number > 1)}"
+    return f"{stuck}; {told}" if number else told
 
 
 def _describe_idle(report: IdleReport) -> str:

@@ -446,9 +446,8 @@ def _describe_reservation(element: OperationElement, table: GangTable, now: floa
     )
     if kept.ready_at is None or table.run_times is None:
         return
-    ready = (
-        "are expected to be free in " + format_span(kept.ready_at - now) if kept.ready_at > now else "may be free now"
-    )
+    later_s = kept.ready_at - now
+    ready = f"are expected to be free in {format_span(later_s)}" if later_s > 0.0 else "may be free now"
     if is_own:
         cores = sum(job.usage[CPU] for node in kept.rooms for job in list_backfilled(node))
         yield f"these resources {ready}; until then backfilled jobs use {count_cores(cores)} of them"

@@ -113,14 +113,8 @@ def make_plan(
     effects: list[Effect] = []
     for name in names:
         effects += _compare(name, before[name], _look(state, name, now, previous.get(name)), everything)
-    notes = [
-        *([starts] if starts else []),
-        *_note_lost_operations(known, state),
-        *left,
-        *_note_overcommit(overcommits, state),
-        *_note_integral(config, new),
-        *_note_inner_pools(counts, state),
-    ]
+    notes = [*([starts] if starts else []), *_note_lost_operations(known, state), *left]
+    notes += [*_note_overcommit(overcommits, state), *_note_integral(config, new), *_note_inner_pools(counts, state)]
     told = compare_configs(config, new)
     return ChangePlan(True, warnings=list(change.warnings), notes=notes, changes=told, effects=effects)
 

@@ -76,12 +76,9 @@ def wants_jobs(element: OperationElement) -> bool:
     """Whether an operation takes part in placement: it runs in the tree, is not held, and has jobs to start."""
     operation = element.operation
     return (
-        element.is_running
-        and bool(operation.needed)
-        and not operation.record.suspended
-        and not operation.lacks_secrets
+        element.is_running and bool(operation.needed) and not operation.record.suspended and not operation.lacks_secrets
         and element.spent is None
-    )
+    )  # fmt: skip
 
 
 class ServiceOrder:

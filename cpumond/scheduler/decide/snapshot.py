@@ -243,13 +243,9 @@ def has_guarantee(element: OperationElement) -> bool:
     """Whether ``min_share_resources`` of an operation counts in an update; in FIFO pools it does not (2.6)."""
     parent = element.parent
     return (
-        bool(element.options.min_share_resources)
-        and element.is_running
-        and not element.yields
-        and parent is not None
-        and not parent.yields
-        and parent.mode != "fifo"
-    )
+        bool(element.options.min_share_resources) and element.is_running and not element.yields and parent is not None
+        and not parent.yields and parent.mode != "fifo"
+    )  # fmt: skip
 
 
 def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:

@@ -75,9 +75,8 @@ def view_budget(account: Account, now: float) -> BudgetView:
     hours, spent = budget.core_hours or 0.0, account.spent_s(now) / HOUR_S
     forecast = budget.forecast_day(account.grow(*account.live), day, record.since, now)
     period = _PERIODS.get(budget.period, f"in {budget.rolling_days} days")
-    text = f"{spent:.6g} of {hours:.6g} core-hours {budget.counts} {period}" + (
-        f" ({spent / hours:.0%})" if hours else ""
-    )
+    part = f" ({spent / hours:.0%})" if hours else ""
+    text = f"{spent:.6g} of {hours:.6g} core-hours {budget.counts} {period}{part}"
     if record.level == SPENT:
         text += f", spent: {CONSEQUENCES[budget.when_spent]}"
     elif forecast is not None:

@@ -117,10 +117,8 @@ def _if_integral(read: Callable[[PoolElement], float]) -> Read:
 
 
 def _burst_ratio(pool: PoolElement) -> float | None:
-    given = pool.settings.integral_guarantees
-    if given.guarantee_type != "burst":
-        return None
-    return ratio(to_vector(given.burst_guarantee_resources, 0.0), pool.tree.total)
+    given, total = pool.settings.integral_guarantees, pool.tree.total
+    return ratio(to_vector(given.burst_guarantee_resources, 0.0), total) if given.guarantee_type == "burst" else None
 
 
 def _guarantee_cores(pool: PoolElement) -> float:

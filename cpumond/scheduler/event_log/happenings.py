@@ -34,11 +34,9 @@ def make_start_event(now: float, version: str, term: int) -> Event:
 
 
 def make_refused_node_event(registration: NodeRegistration, refusal: CommandError, now: float) -> IndexedEvent:
-    text = f"node {quoted(registration.node_id)} may not register: {refusal}"
-    event = Event(
-        at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)
-    )
-    return Subjects(event).index()
+    name, why = registration.node_id, str(refusal)
+    text = f"node {quoted(name)} may not register: {why}"
+    return Subjects(Event(at=now, kind="refused", text=text, node=name, command="register_node", refused=why)).index()
 
 
 def make_change_events(state: State, change: Transaction, now: float) -> Iterator[IndexedEvent]:
@@ -51,9 +49,8 @@ def make_change_events(state: State, change: Transaction, now: float) -> Iterato
     for name, jobs in jobs_of.items():
         node = state.nodes[name]
         lost = sum(job.state == "lost" for job in jobs)
-        text = (
-            f"node {quoted(name)} was declared lost, silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
-        )
+        silent = f"silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
+        text = f"node {quoted(name)} was declared lost, {silent}"
         event = Event(at=now, kind="node_lost", text=text, node=name, tree=node.tree or "")
         yield Subjects(event).add("operation", {job.operation_id for job in jobs}).index()
     for record in change.operations:

@@ -14,23 +14,10 @@ from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import ROOT_POOL
 
 EventKind = Literal[
-    "command",
-    "refused",
-    "node_registered",
-    "node_silent",
-    "node_lost",
-    "node_returned",
-    "preemption",
-    "operation_failed",
-    "operation_stuck",
-    "limit_contested",
-    "node_failing",
-    "node_works",
-    "budget",
-    "take_over",
-    "started",
-    "reload",
-]
+    "command", "refused", "node_registered", "node_silent", "node_lost", "node_returned", "preemption",
+    "operation_failed", "operation_stuck", "limit_contested", "node_failing", "node_works", "budget", "take_over",
+    "started", "reload",
+]  # fmt: skip
 """``command`` and ``refused`` form the audit log. ``started``: the scheduler started. ``take_over``: it became the
 leader. ``reload``: it read its tokens or certificates again. ``node_silent``: no heartbeats arrive, its jobs wait.
 ``node_lost``: the node was declared lost with its jobs. ``operation_stuck``: none of its jobs can start (3.7).

@@ -122,16 +122,9 @@ class TransferPoolResources(_Command, frozen=True):
 
 
 ConfigCommand = (
-    CreateTree
-    | ChangeTree
-    | RemoveTree
-    | SetDefaultTree
-    | CreatePool
-    | ChangePool
-    | RemovePool
-    | MovePool
+    CreateTree | ChangeTree | RemoveTree | SetDefaultTree | CreatePool | ChangePool | RemovePool | MovePool
     | TransferPoolResources
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,15 +152,9 @@ class PatchOperation(_Command, frozen=True, tag="patch_operation_spec"):
 
 JobCommand = AbortJob | AbandonJob
 OperationCommand = (
-    StartOperation
-    | AbortOperation
-    | CompleteOperation
-    | SuspendOperation
-    | ResumeOperation
-    | UpdateOperation
-    | PatchOperation
-    | JobCommand
-)
+    StartOperation | AbortOperation | CompleteOperation | SuspendOperation | ResumeOperation | UpdateOperation
+    | PatchOperation | JobCommand
+)  # fmt: skip
 
 
 class ParsedSpecification(OperationFacts, frozen=True):

@@ -210,9 +210,8 @@ def copy_plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (list, tuple)):
-        return [
-            copy_plain(item, f"{where}/{number}", depth - 1) for number, item in enumerate(value) if item is not REMOVE
-        ]
+        inner = ((n, each) for n, each in enumerate(value) if each is not REMOVE)
+        return [copy_plain(each, f"{where}/{n}", depth - 1) for n, each in inner]
     if isinstance(value, Mapping):
         items = items_of(value, cut(where))
         return {str(key): copy_plain(item, f"{where}/{key}", depth - 1) for key, item in items if item is not REMOVE}

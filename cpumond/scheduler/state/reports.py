@@ -50,9 +50,8 @@ def _is_not_started(finished: FinishedJob | None) -> bool:
 
 def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
     """Return whether a job that its node reports as ended must be restarted because of its exit code."""
-    if exit_code is None or exit_code != task.restart_exit_code or end not in ("failed", "aborted"):
-        return False
-    return not reason.startswith(OUT_OF_MEMORY)
+    is_asked_for = exit_code is not None and exit_code == task.restart_exit_code
+    return is_asked_for and end in ("failed", "aborted") and not reason.startswith(OUT_OF_MEMORY)
 
 
 def explain_restart(exit_code: int | None) -> str:

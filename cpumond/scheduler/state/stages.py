@@ -53,9 +53,8 @@ def prepare_stage(state: State, command: rollout.RolloutCommand, user: str, now:
         near = did_you_mean(name, [each.nodes_filter for each in state.stages.list()])
         raise CommandError(f"nodes {quoted(name)} have no stage{near}", RESOLVE)
     if isinstance(command, rollout.RemoveStage):
-        return Transaction(
-            removed_stages=(name,), id=name, warnings=rollout.warn_of_raised(None, list_hosts(state, name))
-        )
+        warnings = rollout.warn_of_raised(None, list_hosts(state, name))
+        return Transaction(removed_stages=(name,), id=name, warnings=warnings)
     if command.set_at is not None and command.set_at != before.at:
         raise CommandError(f"the stage of nodes {quoted(name)} was set again meanwhile")
     if isinstance(command, rollout.AdvanceStage):

@@ -58,9 +58,8 @@ def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdi
         record = tokens.find_id(command.id)
         # The refusal does not reveal whether others have such a token.
         if record is None or record.user != user.name:
-            return Verdict(
-                False, f"{user.name} has no token {_quote(command.id)}, and only an administrator may revoke others'"
-            )
+            no_token = f"{user.name} has no token {_quote(command.id)}"
+            return Verdict(False, f"{no_token}, and only an administrator may revoke others'")
         return Verdict(True, f"it is {user.name}'s own token")
     maker = tokens.find_id(user.token_id)
     if command.user != user.name:

@@ -63,20 +63,10 @@ class Transaction(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         return self.config is None and not (
-            self.operations
-            or self.jobs
-            or self.nodes
-            or self.removed_nodes
-            or self.lost_nodes
-            or self.kept_nodes
-            or self.tokens
-            or self.forgotten_tokens
-            or self.stages
-            or self.removed_stages
-            or self.stops
-            or self.budgets
+            self.operations or self.jobs or self.nodes or self.removed_nodes or self.lost_nodes or self.kept_nodes
+            or self.tokens or self.forgotten_tokens or self.stages or self.removed_stages or self.stops or self.budgets
             or self.settled
-        )
+        )  # fmt: skip
 
 
 NOTHING = Transaction()

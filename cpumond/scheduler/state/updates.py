@@ -35,9 +35,8 @@ def progress_of(tree: Tree) -> dict[str, Any]:
     """Return volumes of integral pools, and since when elements are below their share (9). Stored after each update.
 
     Explicit pools are keyed by id. Therefore a renamed pool keeps its volume, and a new pool with its name has none."""
-    volumes = {
-        pool.config.id: pool.volume for pool in tree.pools.values() if pool.config is not None and is_integral(pool)
-    }
+    explicit = [(pool.config.id, pool) for pool in tree.pools.values() if pool.config is not None]
+    volumes = {pool_id: pool.volume for pool_id, pool in explicit if is_integral(pool)}
     elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
     since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
     told: dict[str, Any] = {"volumes": volumes, "below_since": since}
