@@ -103,8 +103,7 @@ class OperationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[writes]``: what the agent does if another program or an operator changes a limit that the agent moved.
 
-    The new limit becomes the original, and the agent does not move it for ``override_ttl``. ``drift_...`` only apply to
-    the limit files of units."""
+    The new limit becomes the original, and does not move for ``override_ttl``. ``drift_...`` apply to units only."""
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
     drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
@@ -230,8 +229,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The whole configuration of the agent. ``path`` is the file it was read from ("" for built-in defaults).
 
     ``control_group_ratio``: the fraction of the jobs (with "host": of all hosts with this setting) that is left in
-    shadow. ``ceiling``: the highest level that the scheduler allows, None if the scheduler may not set one; this is no
-    key of a file."""
+    shadow. ``ceiling``, no key of a file: the highest level that the scheduler allows, None if it may not set one."""
 
     node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"

@@ -86,9 +86,7 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
-    """Fill in from the host the resources that the configuration does not set. Without an executor, there are no slots.
-
-    Raises CgroupReadError."""
+    """Fill in from the host the resources that are not configured: no slots if no executor. Raises CgroupReadError."""
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(

@@ -28,8 +28,7 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """The settings of a cgroup before the agent's first change. ``inode`` distinguishes the cgroup from a later one at
-    the same path.
+    """The settings of a cgroup before the agent's first change. A later cgroup at its path has another ``inode``.
 
     ``actuators`` names the settings that the agent moved; only these are restored. ``unit``: the systemd unit of the
     cgroup, "" without one. A unit's limits were also sent to systemd, which keeps them after the cgroup's end."""

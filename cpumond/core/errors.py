@@ -47,8 +47,7 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 class CpumondError(Exception):
     """Base of all errors that are shown as one sentence. ``exit_code`` is the exit code of the command line.
 
-    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path of the file that is open there.
-    """
+    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path of the open file."""
 
     exit_code = EXIT_UNAVAILABLE
     is_recorded = False

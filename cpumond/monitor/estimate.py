@@ -80,8 +80,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Sums over all workloads in at most ``count`` bins of time: core-seconds of usage, of requests, and of the limits
-    of each rule."""
+    """Sums of all workloads in at most ``count`` bins of time: core-seconds used, requested, and left by each rule."""
 
     def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
         self.begin_s = begin_s
@@ -248,8 +247,7 @@ class UseWatch:
                 follower.state = policy.move_hard(follower.state, hard_cores)
 
     def glance(self, reading: CpuReading) -> None:
-        """Process a reading between two checks. No rule decides at this time, but the usage shows whether a limit would
-        have held the workload back."""
+        """Process a reading between two checks: it shows whether a limit would have held the workload back."""
         before = self._glanced
         if before is not None and reading.at_s > before.at_s:
             self._parts += (reading.at_s - before.at_s, max(reading.total_cpu_s - before.total_cpu_s, 0.0))

@@ -144,8 +144,7 @@ def step(
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
-    """Smooth by 1.3 point 5: the first value is the CPU that the job can have (or the first usage), then
-    a*u + (1-a)*smoothed.
+    """Smooth by 1.3 point 5: begin with the CPU that the job can have (or the first usage), then a*u + (1-a)*smoothed.
 
     If the job was adopted with a lower limit, the first value is the highest one that does not vote to grow."""
     if state.smoothed_cores is None:
@@ -190,8 +189,7 @@ def count_ytsaurus_votes(
 
 
 def compute_vote(relative: float, s: MonitorSettings) -> int:
-    """Vote by 1.3 point 6: -1 if strictly below ``relative_lower_bound``, +1 if strictly above
-    ``relative_upper_bound``, else 0."""
+    """Vote by 1.3 point 6: -1 below ``relative_lower_bound``, +1 above ``relative_upper_bound``, else 0."""
     return -1 if relative < s.relative_lower_bound else 1 if relative > s.relative_upper_bound else 0
 
 
@@ -270,8 +268,7 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
     """Restart the window at a given limit, which another program, a new mode or a different rule has set.
 
-    The sums continue, and so do caution and ``held`` of rule ``peak``. Throttling so far is not counted, because it
-    happened under the previous limit."""
+    The sums continue, as do caution and ``held`` of rule ``peak``. Throttling under the old limit does not count."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

@@ -239,8 +239,7 @@ class AssignedJobs:
         self._jobs_dir.close()
 
     def apply_answer(self, answer: wire.HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
-        """Process a response to a heartbeat: acknowledged ends, jobs to stop, jobs to start. A repeated order changes
-        nothing."""
+        """Process a response to a heartbeat: acknowledged ends, stops and starts. A repeated order changes nothing."""
         for job_id in answer.acknowledged:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
@@ -425,8 +424,7 @@ class AssignedJobs:
         return find_room(available, owners)
 
     def _hold_memory(self) -> None:
-        """If the kernel supports it, prevent jobs on reclaimed CPU from using memory that the other jobs have requested
-        and do not use yet."""
+        """Keep jobs on reclaimed CPU from memory that other jobs have requested but not used, if the kernel can."""
         ours = [job for job in self.jobs.values() if job.takes_room and job.file.cgroup]
         guests = [job for job in ours if job.order.reclaimed]
         if not guests:

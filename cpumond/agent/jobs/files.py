@@ -156,8 +156,7 @@ class JobsDir:
     def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
         """Write the sums of all jobs every SUMS_PERIOD_S, because an agent that is killed cannot write them at its end.
 
-        All sums are in one file, because there may be a thousand jobs. A separate thread writes this file, because the
-        jobs may keep the disk busy."""
+        All sums are in one file, as there may be a thousand jobs. A thread writes it, as the disk may be busy."""
         if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
             return
         self._sums_at_s = now_s + SUMS_PERIOD_S

@@ -102,8 +102,7 @@ class ExternalWrites:
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
-        """Return whether the job's engine, which does not report its requests, has requested the limit in force by
-        writing this limit again."""
+        """Return whether the job's engine, which reports no requests, requested the limit by writing it again."""
         engine = job.found.engine
         if engine is None or engine.reports_request or job.unit or not job.touched or job.hold.is_contested:
             return False
@@ -142,8 +141,7 @@ class ExternalWrites:
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
-        """Save new originals before anything else. A failure is retried; until the originals are saved, the limits of
-        their jobs are not lowered."""
+        """Save new originals first. Until that has succeeded, the limits of their jobs are not lowered."""
         if self.writer.unsaved:
             self.writer.store()
 

@@ -59,8 +59,7 @@ class Hold:
 
     ``asking``: if set, the limit is not lowered until systemd has answered. ``write_at_s``: time to write the limit
     again, because a different one may be in force. ``write_after_s``: the limit is not lowered before this time,
-    because a write failed. ``losses``: how many times in a row another program's limit was found in force, the last
-    time at ``lost_at_s``."""
+    because a write failed. ``losses``: times in a row that another limit was in force, last at ``lost_at_s``."""
 
     decider: Free | Pinned | Respected | Contested = FREE
     asking: AskingSystemd | None = None

@@ -174,8 +174,7 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
 
 class RestoreReport(msgspec.Struct):
     """Result of ``restore_all``: restored paths, paths that are gone, errors in sentences. By path: ``settings`` now in
-    force, properties to send to systemd for ``units``, new paths of ``renamed`` cgroups, reasons why the ``unseen``
-    cgroups cannot be seen."""
+    force, properties to send to systemd for ``units``, new paths if ``renamed``, reasons why cgroups are ``unseen``."""
 
     restored: list[str] = []
     gone: list[str] = []
@@ -209,8 +208,7 @@ def restore_all(
 ) -> RestoreReport:
     """Restore every cgroup of ``originals`` that still exists. Errors are collected: the other cgroups are restored.
 
-    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``. The results
-    are added to ``report``, if given."""
+    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``."""
     report, finder, known = report or RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Cgroups at their old place are restored first: finding the renamed ones takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}

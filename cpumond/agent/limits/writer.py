@@ -454,8 +454,7 @@ class LimitWriter:
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
-        """Adopt a burst that another program wrote. It is kept as far as the quota allows, and restored in the end. The
-        next ``flush`` stores it."""
+        """Adopt a burst that another program wrote. It is restored in the end; the next ``flush`` stores it."""
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
         self.keep(job)
@@ -465,8 +464,7 @@ class LimitWriter:
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
-        """Compute the settings to write: the actuator moves one setting. The others stay as they are, since another
-        program may have set them."""
+        """Compute the settings to write. Only that of the actuator changes: another program may have set the others."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)

@@ -20,8 +20,7 @@ MAX_ANSWER_BYTES = 65_536
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:
     """Make a reporter that posts the newest heartbeat as JSON to ``report.url`` until the receiver accepts it.
 
-    ``rng`` draws the waits between attempts. Raises ConfigError if ``report.url`` is invalid. Later problems appear
-    only in the log and in ``stats``."""
+    ``rng`` draws the waits. Raises ConfigError for a bad ``report.url``. Later problems are in log and ``stats``."""
     return Mailbox("report", HttpCarrier(report), report.timeout_s, report.retry_max_s, rng)
 
 

@@ -67,9 +67,7 @@ class HttpReply(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """Sends heartbeats to a receiver. Only the mailbox's thread calls these methods.
-
-    ``shown_url``: the receiver's address, for the log."""
+    """Sends heartbeats to a receiver; the log calls it ``shown_url``. Only the mailbox's thread calls these methods."""
 
     shown_url: str
 
@@ -253,8 +251,7 @@ def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFail
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
-    """Yield ``body`` in pieces until ``deadline_s``. The client's own timeout is for one piece, so it cannot limit the
-    time for all of them."""
+    """Yield ``body`` in pieces until ``deadline_s``: the client's own timeout limits only the time for each piece."""
     for start in range(0, len(body), 65_536):
         if time.monotonic() > deadline_s:
             raise TimeoutError
