@@ -135,8 +135,7 @@ class PostgresServer:
     def kill(self) -> None:
         """Send SIGKILL to all of the server's processes at once, like a loss of power."""
         if self._process is not None:
-            pids = [self._process.pid, *_list_children(self._process.pid)]
-            for pid in pids:
+            for pid in (self._process.pid, *_list_children(self._process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()

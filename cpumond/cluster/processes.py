@@ -26,6 +26,7 @@ from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import read_mounts
+from cpumond.host.cgroup_processes import read_processes
 
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Prefix of the name of a ``Cluster``'s top cgroup; the process id follows."""
@@ -586,9 +587,7 @@ def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout
 
 def _kill_and_remove(top: str) -> None:
     for place, _, files in os.walk(top, topdown=False):
-        processes: list[int] = []
-        with contextlib.suppress(OSError), open(os.path.join(place, "cgroup.procs"), encoding="ascii") as file:
-            processes = [int(word) for word in file.read().split() if word.isdigit() and word != "0"]
+        processes = read_processes(place)
         for pid in processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

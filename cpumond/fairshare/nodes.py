@@ -136,8 +136,7 @@ class PoolNode:
         integral = pool.integral_guarantees
         self.pool = pool
         self.parent = parent
-        self.index = 0
-        self.end = 0
+        self.index = self.end = 0
         self.pools: list[PoolNode] = []
         if parent is not None:
             parent.pools.append(self)

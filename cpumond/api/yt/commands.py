@@ -174,10 +174,7 @@ async def _list(backend: YtBackend, request: YtRequest) -> Any:
 async def _exists(backend: YtBackend, request: YtRequest) -> Any:
     path = get_path(request)
     try:
-        if path.attribute is None:
-            backend.cypress.resolve(path, with_hints=False)
-        else:
-            backend.cypress.read(path, with_hints=False)
+        (backend.cypress.resolve if path.attribute is None else backend.cypress.read)(path, with_hints=False)
     except YtError as error:
         if error.code != RESOLVE:
             raise
@@ -404,10 +401,8 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
             almost[failing[0]].append(record)
     chosen.sort(key=lambda record: (record.start_time, record.sequence), reverse=True)
     limit = get_number(request, "limit", DEFAULT_LISTED_OPERATIONS, MAX_LISTED_OPERATIONS)
-    if get_text(request, "cursor_direction", "past") == "past":
-        shown = chosen[:limit]
-    else:
-        shown = chosen[max(len(chosen) - limit, 0) :]
+    is_past = get_text(request, "cursor_direction", "past") == "past"
+    shown = chosen[:limit] if is_past else chosen[max(len(chosen) - limit, 0) :]
     attributes, view = get_names(request, "attributes") or LISTED_ATTRIBUTES, look_once(backend.cypress.results())
     specs = len(SPECIFICATIONS.intersection(attributes))
     if specs * sum(map(state.spec_room.weight_of, shown)) > MAX_LISTED_BYTES:

@@ -149,13 +149,10 @@ class V1Cgroup(Cgroup):
         return FILES[step.name], str(-1 if step.value is None else step.value)
 
     def _explain(self, step: WriteStep, after: CpuSettings) -> str:
-        if step.name == "quota":
-            cap = self.read_ancestor_cap()
-            if cap.cores < after.cores:
-                return (
-                    f"the quota of {cap.path or '/'} above it is {count_cores(cap.cores)}, which a child may not exceed"
-                )
-        return ""
+        cap = self.read_ancestor_cap() if step.name == "quota" else None
+        if cap is None or cap.cores >= after.cores:
+            return ""
+        return f"the quota of {cap.path or '/'} above it is {count_cores(cap.cores)}, which a child may not exceed"
 
     @staticmethod
     def read_quota(directory: str) -> float | None:
