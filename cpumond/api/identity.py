@@ -87,7 +87,7 @@ class Gate:
         if not other or other == user.name:
             return user
         if not user.admin:
-            raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
+            raise _refuse(f"{user.name} may not act for {other}")
         # If every client may do everything, a client may also act in any user's name.
         return User(
             other, admin=self.is_open and not user.token_id, groups=self.identities.groups_of(other),
@@ -135,7 +135,7 @@ class Gate:
             user = self._user_of(find_session_token(request))
             if user is None:
                 # Never fall back to another identity, which might have more rights than the ended session.
-                raise CommandError("Authentication failed: the session is over; sign in again", AUTHENTICATION)
+                raise _refuse("the session is over; sign in again")
         if user is not None:
             if user.proxy:
                 raise CommandError(
@@ -146,8 +146,7 @@ class Gate:
             return user if user.node else replace(user, origin=f"{_place(request)}, token {user.token_id}")
         if self.needs_account(request.scope) or self.is_open:
             return self._find_local(request)
-        what = "the token is unknown" if token else "a token is needed: Authorization: OAuth TOKEN"
-        raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
+        raise _refuse("the token is unknown" if token else "a token is needed: Authorization: OAuth TOKEN")
 
     def _user_of(self, token: str) -> User | None:
         """Return the user of a token, None for an unknown one. Raises CommandError for an expired or revoked one."""
@@ -217,26 +216,16 @@ class Gate:
         """The user named by a trusted proxy. Raises CommandError."""
         place = _place(request)
         if not self._is_proxy_place(request):
-            raise CommandError(
-                f"Authentication failed: {place} is not in [api] trusted_proxy, and a proxy's token is only valid "
-                "from there",
-                AUTHENTICATION,
-            )
+            raise _refuse(f"{place} is not in [api] trusted_proxy, and a proxy's token is only valid from there")
         proxy = self._user_of(request.headers[PROXY_TOKEN].strip())
         if proxy is None or not proxy.proxy:
-            raise CommandError(
-                "Authentication failed: X-Cpumond-Proxy-Token is no token of a proxy; create one with `cpumond token "
-                "create NAME --role proxy`",
-                AUTHENTICATION,
-            )
+            advice = "create one with `cpumond token create NAME --role proxy`"
+            raise _refuse(f"X-Cpumond-Proxy-Token is no token of a proxy; {advice}")
         # A second header can only be the client's own, which the proxy failed to replace.
         names, listed = request.headers.getlist(REMOTE_USER), request.headers.getlist(REMOTE_GROUPS)
         if len(names) != 1 or len(listed) > 1 or not USER_NAME.fullmatch(names[0]) or find_wrong_name(names[0]):
-            raise CommandError(
-                "Authentication failed: the proxy names no user: expected one X-Remote-User of letters, digits and "
-                "-_.@, and at most one X-Remote-Groups",
-                AUTHENTICATION,
-            )
+            expected = "expected one X-Remote-User of letters, digits and -_.@, and at most one X-Remote-Groups"
+            raise _refuse(f"the proxy names no user: {expected}")
         told = "".join(listed).split(",", MAX_GROUPS)[:MAX_GROUPS]
         groups = frozenset(group for each in told if not find_wrong_name(group := each.strip()))
         return User(names[0], groups=groups, needs_entry=True, origin=f"proxy {place} ({proxy.name})")
@@ -264,6 +253,10 @@ class KnowAccounts:
         if scope["type"] == "http" and self._gate.needs_account(scope):
             scope["local_user"] = await self._accounts.find(scope["find_peer_uid"]())
         await self._app(scope, receive, send)
+
+
+def _refuse(why: str) -> CommandError:
+    return CommandError(f"Authentication failed: {why}", AUTHENTICATION)
 
 
 def is_at_socket(scope: Mapping[str, Any]) -> bool:

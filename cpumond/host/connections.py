@@ -64,10 +64,8 @@ class Door:
             self._sources[connection.source] += 1
         if len(self._connections) > self.max_connections:
             most = max(self._sources, key=self._sources.__getitem__) if self._sources else None
-            if most is None or not self._end_oldest(
-                self.counted, lambda each: each.source == most and not each.is_at_work
-            ):
-                self._end_oldest(self.counted, lambda each: not each.is_at_work)
+            if most is None or not self._end_oldest(self.counted, lambda each: each.source == most):
+                self._end_oldest(self.counted, lambda _: True)
 
     def leave(self, connection: Member) -> None:
         if connection in self._connections:
@@ -97,10 +95,10 @@ class Door:
                 return
 
     def _end_holder(self, least: float) -> bool:
-        return self._end_oldest("bytes", lambda each: each.held >= least and not each.is_at_work)
+        return self._end_oldest("bytes", lambda each: each.held >= least)
 
     def _end_oldest(self, bound: str, may_end: Callable[[Member], bool]) -> bool:
-        oldest = next((each for each in self._connections if may_end(each)), None)
+        oldest = next((each for each in self._connections if may_end(each) and not each.is_at_work), None)
         if oldest is None:
             return False
         self.leave(oldest)

@@ -39,7 +39,8 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     logged. ``key`` names the setting ("table.key"), for messages. Raises CreateError or AccessError."""
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
-    doing, advice = f"listen on {listen}", f"set [{table}] {name} to a free address of this machine"
+    setting = f"[{table}] {name}"
+    doing, advice = f"listen on {listen}", f"set {setting} to a free address of this machine"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -57,12 +58,8 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     except OSError as error:
         raise from_os_error(error, doing, advice) from error
     addresses = " and ".join(str(sock.getsockname()[0]) for sock in sockets)
-    log.warning(
-        "address_not_here",
-        error=f"[{table}] {name}: this host does not have the address {addresses} yet; connections are accepted once "
-        "it does",
-        advice=f"if that does not happen, compare `ip address` with [{table}] {name}",
-    )
+    why = f"{setting}: this host does not have the address {addresses} yet; connections are accepted once it does"
+    log.warning("address_not_here", error=why, advice=f"if that does not happen, compare `ip address` with {setting}")
     return sockets
 
 

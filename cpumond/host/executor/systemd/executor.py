@@ -458,16 +458,10 @@ class SystemdExecutor(Executor):
         """Return the end and the size of a failed job's stderr; (b"", None) if the journal is slow.
 
         Only for failed jobs, because reading the journal costs two more processes per job."""
-
-        def read() -> tuple[bytes, int | None]:
-            try:
-                return read_log(job_id, "stderr", LAST_WORDS_BYTES)
-            except ExecutorError:
-                return b"", None
-
+        reading = asyncio.to_thread(read_log, job_id, "stderr", LAST_WORDS_BYTES)
         try:
-            return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
-        except TimeoutError:
+            return await asyncio.wait_for(reading, LAST_WORDS_S)
+        except (ExecutorError, TimeoutError):
             return b"", None
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
