@@ -290,8 +290,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.convert(merge_layers([*layers, held]), MonitorSettings) if held else settings
 
     def find_highest_level(self) -> Level:
-        """Return the highest level that a job can have, over the node's settings, each source and each operation;
-        on a host of the control group, no level above shadow."""
+        """Return the highest level of a job, over all sources and operations; on a control group's host, shadow."""
         names = ["", *self.operation]
         found = [self.resolve_settings(source, name, {}) for source in (None, *self.source) for name in names]
         highest = max(map(find_level, found), key=LEVELS.index)
@@ -391,8 +390,7 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 
 def find_idle_options(config: AgentConfig) -> list[str]:
-    """Describe options of ``job-cpu-monitor`` that affect none of the jobs to which they apply, because of the jobs'
-    resulting rules and actuators (semantics.md 1.1)."""
+    """Describe options of ``job-cpu-monitor`` that affect none of the jobs to which they apply (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:

@@ -86,7 +86,7 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
-    """Fill in from the host the resources that are not configured: no slots if no executor. Raises CgroupReadError."""
+    """Fill in the host's resources where none are configured; no slots without an executor. Raises CgroupReadError."""
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(

@@ -171,8 +171,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
 
 
 def cut_problems(problems: Iterable[str]) -> list[str]:
-    """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM. Bytes in a path that are no text are escaped, because with
-    them the heartbeat could not be sent."""
+    """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM, and escape bytes that are no text and cannot be sent."""
     return [escape(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
 
 

@@ -252,8 +252,7 @@ def count_service_end(state_dir: str, result: str) -> None:
 def read_node_key(state_dir: str) -> str:
     """Return the key of this host as a node. If it is missing or damaged, create a new one.
 
-    If the new key cannot be stored, it is valid only for this run. Then the next run may have to wait until the
-    scheduler declares the node of this run lost."""
+    If it cannot be stored, it is valid only for this run; the next one may have to wait until the node is lost."""
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):
         found = load(path, NodeKey)

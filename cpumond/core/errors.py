@@ -80,8 +80,7 @@ class NotYetError(CpumondError):
 
 
 class ConfigError(CpumondError):
-    """A configuration or input file is wrong; the message names file, key and allowed range. ``others``: sentences
-    about further mistakes that are independent of this one."""
+    """A configuration or input file is wrong; the message names file, key and range. ``others``: further mistakes."""
 
     exit_code = EXIT_CONFIG
     others: tuple[str, ...] = ()

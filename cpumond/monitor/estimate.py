@@ -29,8 +29,7 @@ HIGH_FROM_S: Final = 86_400.0
 """Minimum seconds for high confidence: after less than a day, usage in some hours of the day is unknown."""
 FINE_S: Final = 2.0
 COARSE_S: Final = 30.0
-"""Seconds between samples. Samples up to FINE_S apart show as much as checks every second. If they are more than
-COARSE_S apart, they show few bursts."""
+"""Seconds between samples: up to FINE_S they show as much as checks every second, above COARSE_S few bursts."""
 MAX_MISSING: Final = 0.1
 """Maximum fraction of the time that may be missing; if more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
@@ -80,7 +79,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Sums of all workloads in at most ``count`` bins of time: core-seconds used, requested, and left by each rule."""
+    """Sums of all workloads in at most ``count`` bins of time: core-seconds of usage, requests, each rule's limits."""
 
     def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
         self.begin_s = begin_s

@@ -1,7 +1,6 @@
 """Rule ``document`` (semantics.md 1.3, 1.4): measure usage, smooth, vote, decide; and the parts that all rules share.
 
-``check`` measures the usage and then calls the step function of a rule; ``step`` is that of rule ``document``.
-``rules.py`` lists the rules by name."""
+``check`` measures the usage and calls the step of a rule (``rules.py``); ``step`` is that of rule ``document``."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettin
 
 
 def reject(state: JobState, decision: Decision) -> JobState:
-    """Return the state after a change of the limit failed (1.3 point 8): the limit stays at its old value, and
-    ``preemptible_cpu_s`` counts with the old limit."""
+    """Return the state after a change of the limit failed (1.3 point 8): the old limit stays, also in the sums."""
     return settle(state, decision, decision.old_cores)
 
 

@@ -288,8 +288,7 @@ class AssignedJobs:
             self._seen.popitem(last=False)
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
-        """Process the executor's events, start the jobs that fit, and kill the jobs at their ``kill_at_s``. Return
-        whether a heartbeat should report a change."""
+        """Process the executor's events, start jobs that fit, kill those due. Return whether to report a change."""
         if not self.is_ready:
             self._try_again(now_s)
             if not self.is_ready:

@@ -141,8 +141,7 @@ class JobsDir:
             self.workers.submit(remove_tree, directory)
 
     def drop_logs(self, oldest: float, most: int) -> list[str]:
-        """Remove the logs of jobs that ended before ``oldest``; if more than ``most`` are left, the oldest ones, too.
-        Return the ids of these jobs."""
+        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; return their ids."""
         gone: list[str] = []
         for job_id, (finish_time, directory) in self.kept.items():
             if finish_time > oldest and len(self.kept) - len(gone) <= most:

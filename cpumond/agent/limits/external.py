@@ -115,8 +115,7 @@ class ExternalWrites:
         return _classify(job, found) != "same" and not is_ours
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Adopt a limit ``found`` that is not foreign: a limit of the agent that systemd has written since the last
-        look, or a changed burst, which no event reports."""
+        """Adopt a limit of the agent that systemd has written meanwhile, or a burst, which no event reports."""
         if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
         elif found.burst_us != job.in_force.burst_us:
@@ -256,8 +255,7 @@ class ExternalWrites:
     def _note(self, job: Tracked, write: Write, now_s: float) -> float:
         """Count, log and record that a limit of another program is in force; return that limit in cores.
 
-        A limit that was written only to a unit's file is lost at the next reload. Therefore the previous original is
-        restored in the end, unless the limit found is higher."""
+        A limit that is only in a unit's file is lost at the next reload: the original stays unless it is lower."""
         found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
         kind, event = f"foreign-{write.change}", "foreign_write"
         facts: dict[str, str] = {"kind": write.change}

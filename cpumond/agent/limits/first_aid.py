@@ -25,8 +25,7 @@ Pair = tuple[int, int]
 
 
 def raise_quotas(environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo") -> int:
-    """If systemd reports that the agent has died, and where its state is, raise the quotas that the agent lowered.
-    Return the number of raised quotas."""
+    """If systemd reports that the agent has died, raise the quotas that it lowered, and return how many."""
     if "SERVICE_RESULT" not in environment:
         return 0
     newest, cgroups = -1, []

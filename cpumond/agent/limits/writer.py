@@ -1,7 +1,6 @@
 """Write limits of the running agent: set limits, restore originals, and record the originals on disk.
 
-The original settings of a cgroup are saved to disk before its first change (``secure``). From then on they can always
-be restored, here or by ``cpumond restore``."""
+The original settings of a cgroup are on disk before its first change (``secure``), so they can always be restored."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ class SendFailure(msgspec.Struct, frozen=True):
     """Why an attempt failed, in a ``sentence``; if failures of the same ``kind`` follow, only the first one is logged.
 
     ``retry``: if false, the heartbeat is dropped without a log line, and the next one is sent without a wait.
-    ``elsewhere``: a different address may accept the heartbeat. ``pause_s``: seconds before the next attempt; if None,
-    the number of failures in a row decides."""
+    ``elsewhere``: another address may accept the heartbeat. ``pause_s``: seconds to wait, None for the usual wait."""
 
     kind: str
     sentence: str
