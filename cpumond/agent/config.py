@@ -400,10 +400,8 @@ def find_idle_options(config: AgentConfig) -> list[str]:
 
     told = [f"monitor.{text}" for text in list_idle(config.monitor, sources, operations)]
     for number, source in enumerate(config.source, 1):
-        told += [
-            f"source {number}.job-cpu-monitor.{text}"
-            for text in list_idle(source.job_cpu_monitor, [source], operations)
-        ]
+        idle = list_idle(source.job_cpu_monitor, [source], operations)
+        told += [f"source {number}.job-cpu-monitor.{text}" for text in idle]
     for name, operation in config.operation.items():
         where, given = f"operation.{name}.job-cpu-monitor", operation.job_cpu_monitor
         always = list_idle(given, sources, [name])

@@ -88,9 +88,7 @@ def view_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
 
 def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) -> answers.ExplainedPeak:
     state, s, status = job.state, job.settings, job.view(now_s).status
-    seen_at, held_at = (
-        wall_s + at_s - now_s if math.isfinite(at_s) else None for at_s in (state.peak_at_s, state.held.at_s)
-    )
+    seen_at, held_at = (finite_or_none(wall_s + at_s - now_s) for at_s in (state.peak_at_s, state.held.at_s))
     hindrance = "writes are paused" if is_paused else ""
     if status not in ("reclaim", "up-only"):
         hindrance = "mode shadow" if status == "shadow" else f"it is {status}"

@@ -187,10 +187,8 @@ def _make_kubernetes(socket: str, context: EngineContext) -> Engine:
     from cpumond.host.engine.kubernetes import KubeletAccess, KubeletEngine
 
     source = context.source
-    access = KubeletAccess(
-        source.token_file or f"{SERVICE_ACCOUNT}/token", source.ca_file or f"{SERVICE_ACCOUNT}/ca.crt", context.node_id
-    )
-    return KubeletEngine(socket, access, find_cgroups)
+    token_file, ca_file = source.token_file or f"{SERVICE_ACCOUNT}/token", source.ca_file or f"{SERVICE_ACCOUNT}/ca.crt"
+    return KubeletEngine(socket, KubeletAccess(token_file, ca_file, context.node_id), find_cgroups)
 
 
 def _make_slurm(socket: str, context: EngineContext) -> Engine:  # noqa: ARG001 - all factories have the same signature

@@ -246,9 +246,7 @@ def _describe_write(e: ExplainAnswer) -> str:
 
 
 def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
-    limit, low, high = (
-        format_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound)
-    )
+    limit, low, high = map(format_cores, (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound))
     return (
         f"votes compare with the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
         f"+1 above {s.relative_upper_bound:g} x {limit} = {high}"

@@ -399,11 +399,8 @@ def _own_labels(job: TrackedView) -> Iterator[str]:
 
 def _family(name: str, kind: str, text: str, labels: Iterable[str], values: Iterable[float | None]) -> str:
     """Format one family; omit values that are None. ``repr`` of a float is exact for Prometheus' parser, too."""
-    lines = [
-        f"{name}{{{label}}} {float(value)!r}\n"
-        for label, value in zip(labels, values, strict=True)
-        if value is not None
-    ]
+    pairs = zip(labels, values, strict=True)
+    lines = [f"{name}{{{label}}} {float(value)!r}\n" for label, value in pairs if value is not None]
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{''.join(lines)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
 import math
@@ -10,6 +9,7 @@ import os
 import select
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -78,9 +78,7 @@ class Agent:
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
         self._waits_for_executor = False
-        self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
-            collections.deque()
-        )
+        self._requests: deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = deque()
         self._closed = False
 
     @property

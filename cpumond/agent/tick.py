@@ -150,9 +150,8 @@ class TickLoop:
 
     def _choose_period(self) -> None:
         """Set the period of ticks to the shortest ``check_period`` of the node and its jobs."""
-        self.context.period_s = min(
-            [self.context.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
-        )
+        periods_s = (job.settings.check_period_s for job in self.table)
+        self.context.period_s = min([self.context.config.node_settings().check_period_s, *periods_s])
         self.limits.has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
 
     def _gained_children(self) -> bool:

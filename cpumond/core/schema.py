@@ -96,10 +96,8 @@ class _Field(NamedTuple):
 @functools.cache
 def _list_fields(struct: Shape) -> dict[str, _Field]:
     """Return the fields of a struct, keyed by their names in files."""
-    return {
-        field.encode_name: _Field(field.type, inspect.type_info(field.type), field.required)
-        for field in msgspec.structs.fields(struct)
-    }
+    fields = msgspec.structs.fields(struct)
+    return {each.encode_name: _Field(each.type, inspect.type_info(each.type), each.required) for each in fields}
 
 
 def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: Shape) -> Any:
@@ -170,9 +168,8 @@ def describe_type(kind: inspect.Type) -> str:
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.UnionType):
         members = [member for member in inner.types if not isinstance(member, inspect.NoneType)]
-        return " or ".join(
-            describe_type(inspect.Metadata(member, extra=DURATION) if duration else member) for member in members
-        )
+        marked = [inspect.Metadata(member, extra=DURATION) if duration else member for member in members]
+        return " or ".join(map(describe_type, marked))
     if isinstance(inner, inspect.LiteralType):
         return "one of " + ", ".join(f'"{value}"' for value in sorted(map(str, inner.values)))
     if isinstance(inner, (inspect.FloatType, inspect.IntType)):

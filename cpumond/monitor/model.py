@@ -188,11 +188,8 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
     for example "vote_mode has no effect under limit_rule = peak"."""
     named = set(given)
     rule = settings.limit_rule
-    found = [
-        f'{name} has no effect under limit_rule = "{rule}"'
-        for name in RULE_DEFAULTS[rule].idle_options
-        if name in named
-    ]
+    idle = RULE_DEFAULTS[rule].idle_options
+    found = [f'{name} has no effect under limit_rule = "{rule}"' for name in idle if name in named]
     if "throttle_poll" in named and settings.throttle_poll_s and not settings.poll_s:
         ratio = f"throttle_restore_ratio = {settings.throttle_restore_ratio:g}"
         reason = ratio if settings.is_ceiling else f'actuator = "{settings.actuator}"'

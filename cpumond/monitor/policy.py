@@ -256,10 +256,8 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
     holds for the seed of a job without a smoothed value. The window is compared with the new limit."""
     if hard_cores == state.hard_cores:
         return state
-    limit, seed = (
-        hard_cores if cores >= state.hard_cores else min(cores, hard_cores)
-        for cores in (state.limit_cores, state.seed_cores)
-    )
+    both = (state.limit_cores, state.seed_cores)
+    limit, seed = (hard_cores if cores >= state.hard_cores else min(cores, hard_cores) for cores in both)
     return msgspec.structs.replace(state, hard_cores=hard_cores, limit_cores=limit, seed_cores=seed)
 
 

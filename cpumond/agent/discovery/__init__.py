@@ -161,10 +161,8 @@ def _take_engine_jobs(
         if path in taken or not is_ours or (job.is_named and path not in named):
             continue
         ordered = given if given is not None else job.ordered_cores if job.reports_request else None
-        found = FoundJob(
-            choose_id(job, ids), source.operation or job.group, path, ordered, source, engine=job, is_whole=True
-        )
-        _take(scan, taken, ids, found)
+        job_id, group = choose_id(job, ids), source.operation or job.group
+        _take(scan, taken, ids, FoundJob(job_id, group, path, ordered, source, engine=job, is_whole=True))
 
 
 def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> None:

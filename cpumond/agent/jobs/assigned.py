@@ -208,9 +208,8 @@ class AssignedJobs:
             job = self.jobs[started.job_id]
             if job.file.finished is not None:
                 continue
-            self._update_file(
-                job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
-            )
+            start_time = job.file.start_time or started.start_time
+            self._update_file(job, state="running", cgroup=started.cgroup, start_time=start_time)
             job.mark_running()
         if mine:
             log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
@@ -522,10 +521,8 @@ class AssignedJobs:
         states = dict.fromkeys(("waiting", "starting", "running", "stopping", "ended"), 0)
         for job in self.jobs.values():
             states["stopping" if job.is_stopping else job.file.state] += 1
-        kind = self.config.executor.kind
-        return AssignedView(
-            kind, states, dict(self.counters), tuple(self.start_buckets), self.start_seconds, self.problem
-        )
+        buckets, seconds = tuple(self.start_buckets), self.start_seconds
+        return AssignedView(self.config.executor.kind, states, dict(self.counters), buckets, seconds, self.problem)
 
     def read_log(self, request: wire.LogRequest) -> wire.JobLog:
         """Read the end of a job's output; for any thread. Never raises."""

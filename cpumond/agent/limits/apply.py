@@ -222,9 +222,8 @@ class Applier:
         if self._looks_closed != self.table.closed_total:
             self._plan_looks(now_s)
         held_back: list[tuple[Tracked, str, Decision]] = []
-        changed: list[tuple[Tracked, float | None]] = [
-            (job, None) for job in list_changed(self.looks.take_due(now_s, stride))
-        ]
+        due = self.looks.take_due(now_s, stride)
+        changed: list[tuple[Tracked, float | None]] = [(job, None) for job in list_changed(due)]
         changed += self.looks.take_uses(now_s, self.clock.monotonic_s, stride)
         for job, recent_cores in changed:
             try:

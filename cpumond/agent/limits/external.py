@@ -329,9 +329,8 @@ class ExternalWrites:
             return
         before = job.in_force if job.hold.asking is None else job.hold.asking.before
         found, job.hold = read_settings_or_none(job) or job.in_force, job.hold.answered()
-        job.in_force = self.units.read_values(
-            event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
-        )
+        found_anew = msgspec.structs.replace(found, period_us=job.original.period_us)
+        job.in_force = self.units.read_values(event.values, found_anew)
         try:
             job.cgroup.write_settings(found, job.in_force)  # the agent may have raised the limit since then
         except CpumondError as error:

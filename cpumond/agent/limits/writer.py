@@ -170,9 +170,8 @@ class LimitWriter:
                 moved = (*actuators, *new)
                 if known is None and "weight" in new and (found := read_settings_or_none(job)) is not None:
                     # When a cgroup leaves the idle class, its weight changes, and no event reports that.
-                    job.original, job.in_force = (
-                        msgspec.structs.replace(each, weight=found.weight) for each in (job.original, job.in_force)
-                    )
+                    job.original = msgspec.structs.replace(job.original, weight=found.weight)
+                    job.in_force = msgspec.structs.replace(job.in_force, weight=found.weight)
                 if known is not None or job.unit or job.cgroup.path not in self.originals:
                     added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
         if added or self._stale:
@@ -403,11 +402,8 @@ class LimitWriter:
 
     def look_after_files(self) -> list[str]:
         """Rewrite files that were removed or replaced; return their paths. Raises CreateError or AccessError."""
-        lost = [
-            path
-            for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
-            if known is not None and identify(path) != known
-        ]
+        files = ((self.path, self._saved), (self.copy_path, self._copied))
+        lost = [path for path, known in files if known is not None and identify(path) != known]
         if lost:
             make_directory(self.config.state_dir, 0o700, "state_dir")
             make_directory(self.config.runtime_dir, 0o755, "runtime_dir")

@@ -47,13 +47,11 @@ class LogReporter:
                 used_cores=_sum_cores([job.smoothed_cpu_usage for job in jobs if job.smoothed_cpu_usage is not None]),
             )
         except Exception as error:  # a failure to write the log must not end the tick
-            self._stats = msgspec.structs.replace(
-                now, failed_total=now.failed_total + 1, last_error=f"the log cannot be written: {error}"
-            )
+            why = f"the log cannot be written: {error}"
+            self._stats = msgspec.structs.replace(now, failed_total=now.failed_total + 1, last_error=why)
             return
-        self._stats = msgspec.structs.replace(
-            now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error=""
-        )
+        sent = now.sent_total + 1
+        self._stats = msgspec.structs.replace(now, sent_total=sent, last_success_at_s=time.monotonic(), last_error="")
 
     def close(self, timeout_s: float) -> None:
         """Return at once: nothing waits."""

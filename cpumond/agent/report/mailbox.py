@@ -268,9 +268,7 @@ def make_client(
     # The connection must not expire: with the default of 5 s, reports every 10 s would each open a new one.
     limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
     # Loading all certificate authorities takes long. An http address does not need any, so none is loaded.
-    trusted: bool | ssl.SSLContext = context or (
-        True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    )
+    trusted: bool | ssl.SSLContext = context or base_url.startswith("https:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx2.Client(
         headers={
             "User-Agent": f"cpumond/{__version__}",

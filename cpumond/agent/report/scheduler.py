@@ -336,9 +336,8 @@ class SchedulerLink:
             self._known, self._registered, self._change_error = wanted, answer, ""
         self._refused_change, self._change_failures = None, 0
         log = _log.warning if answer.warning else _log.info
-        _log_safely(
-            log, "node_registered", tree=answer.tree, warning=self._sanitize(answer.warning), reason=self._demand
-        )
+        warning = self._sanitize(answer.warning)
+        _log_safely(log, "node_registered", tree=answer.tree, warning=warning, reason=self._demand)
         self._demand = ""
         return None
 
