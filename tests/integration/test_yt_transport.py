@@ -505,7 +505,7 @@ def test_a_repeated_batch_changes_nothing_twice(served):
         again = read_yson(http.post("/api/v4/execute_batch", content=body).content)["results"]
         long = http.post("/api/v4/execute_batch", json={"requests": [{}] * 21})
         assert "21 requests are more than the limit of 20" in long.json()["message"]
-        assert "is a list of" in http.post("/api/v4/execute_batch", content=b"{}").json()["message"]
+        assert "must be a list of" in http.post("/api/v4/execute_batch", content=b"{}").json()["message"]
     assert first == again
     assert first[0] == {"output": {"object_id": "1-2-3-1"}}
     assert first[1]["error"]["code"] == 500
