@@ -229,9 +229,8 @@ def _describe_mode(e: ExplainAnswer) -> str:
 
 
 def _describe_quota(q: Quota) -> str:
-    if q.quota_us is None:
-        text = f"no quota (period {q.period_us} us)"
-    else:
+    text = f"no quota (period {q.period_us} us)"
+    if q.quota_us is not None:
         text = f"{q.quota_us} us of each {q.period_us} us = {count_cores(q.quota_us / q.period_us)}"
     if q.burst_us:
         text += f", burst {q.burst_us} us"

@@ -76,11 +76,9 @@ class Notifier:
         if not self._manager.listens:
             return
         now_s = self._pinged_at_s = time.monotonic()
-        if now_s - self._status_at_s >= STATUS_PERIOD_S:
-            self._status_at_s = now_s
-            self._manager.notify("WATCHDOG=1", status=self._describe(agent))
-        else:
-            self._manager.notify("WATCHDOG=1")
+        is_due = now_s - self._status_at_s >= STATUS_PERIOD_S
+        self._status_at_s = now_s if is_due else self._status_at_s
+        self._manager.notify("WATCHDOG=1", status=self._describe(agent) if is_due else "")
 
     def tick_failed(self) -> None:
         """After a tick that failed, do not ping the watchdog until a tick succeeds."""

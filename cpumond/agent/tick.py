@@ -117,8 +117,7 @@ class TickLoop:
         self.engines.ask_for_names(scan.unnamed | TELL_NOTHING if children else scan.unnamed)
         directories = existing_directories(context.hierarchies.cpu_root, scan.watched)
         self.due.rescan = context.watcher.watch_directories(directories)
-        if self.table.refresh(scan.jobs, now_s):
-            self.due.report = True
+        self.due.report |= self.table.refresh(scan.jobs, now_s)
         self.due.rescan |= self.table.waits_for_half()
         context.discovery_problems = [*scan.problems, *self.engines.list_problems()]
         self._look_at_mounts()

@@ -517,14 +517,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None
     """Run ``cpumond restore`` without the command line's libraries; return the exit code.
 
     Returns None if there are arguments different from ``--config FILE``: ``cpumond.cli`` handles these."""
-    config_path = environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
-    match list(arguments):
-        case []:
-            pass
-        case ["--config", path]:
-            config_path = path
-        case _:
-            return None
+    if arguments and (len(arguments) != 2 or arguments[0] != "--config"):
+        return None
+    config_path = arguments[1] if arguments else environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
     try:
         return print_restored(run_restore(config_path))
     except CpumondError as error:
