@@ -212,8 +212,7 @@ def view_preemptions(
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
             counts[kind] = counts.get(kind, 0) + number
-    trees = state.trees.values()
-    pools = [tree.pools.get(pool) if pool else tree.root for tree in trees]
+    pools = [tree.pools.get(pool) if pool else tree.root for tree in state.trees.values()]
     lost = sum(each.lost_core_seconds for each in pools if each is not None)
     ids = (name for record in chosen for name in (record.operation_id, record.preemptor_operation_id))
     return PreemptionList(chosen, counts, lost, find_titles(rights, ids))

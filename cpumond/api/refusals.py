@@ -49,5 +49,4 @@ async def record_refused_request(scheduler: Scheduler, request: Request, error: 
     if names["operation"]:
         with contextlib.suppress(CommandError):
             names["operation"] = scheduler.state.find_record(names["operation"]).id
-    path = request.url.path[:1000]
-    await record_refusal(scheduler, user, f"{request.method} {path}", error, **names)
+    await record_refusal(scheduler, user, f"{request.method} {request.url.path[:1000]}", error, **names)

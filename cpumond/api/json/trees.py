@@ -50,8 +50,7 @@ async def explain_idle(call: Call) -> IdleReport:
     if pool.is_root:
         return report
     above = frozenset(each.name for each in pool.ancestors())
-    below = frozenset(each.name for each in pool_views.walk_pools(pool))
-    return in_pool(report, pool.name, above, below)
+    return in_pool(report, pool.name, above, frozenset(each.name for each in pool_views.walk_pools(pool)))
 
 
 def last_idle_reports(call: Call) -> dict[str, IdleReport]:

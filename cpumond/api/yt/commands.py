@@ -335,8 +335,7 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
     name = target.steps[-1]
     if name == node.name and parent.pool_name == node.pool.parent and not get_flag(request, "force"):
         raise YtError(f"Node {target} already exists", ALREADY_EXISTS)
-    command = MovePool(node.tree.name, node.name, parent.pool_name, name)
-    return await backend.execute(command, request, "node_id")
+    return await backend.execute(MovePool(node.tree.name, node.name, parent.pool_name, name), request, "node_id")
 
 
 def _operation_id(request: YtRequest) -> str:

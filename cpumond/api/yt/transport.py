@@ -224,8 +224,7 @@ class _Transport:
 
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
         """Refuse a request below /api for which there is no route."""
-        path = request.url.path
-        raise HttpError(404, f"there is no {path} here; the API is at /api/v4 (unset YT_VERSION)")
+        raise HttpError(404, f"there is no {request.url.path} here; the API is at /api/v4 (unset YT_VERSION)")
 
     async def run(self, request: Request, ids: _Ids) -> Response:
         """Run a command: GET, POST or PUT /api/v4/<command>."""

@@ -166,8 +166,7 @@ class CriEngine:
                                 raise
                             continue  # it has ended since it was listed
                         found.append(read_container(each, status))
-                    running = [each for each in found if each is not None]
-                    publish(make_jobs(running, self._find_cgroups(), title))
+                    publish(make_jobs(filter(None, found), self._find_cgroups(), title))
                     await wait_for_turn(nudged, began_s)
         except grpc.aio.AioRpcError as error:
             detail = clean(error.details() or "")
