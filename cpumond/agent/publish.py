@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -170,9 +168,9 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
     )
 
 
-def cut_problems(problems: Iterable[str]) -> list[str]:
+def cut_problems(problems: list[str]) -> list[str]:
     """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM, and escape bytes that are no text and cannot be sent."""
-    return [escape(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
+    return [escape(text)[:MAX_PROBLEM] for text in problems[:MAX_PROBLEMS]]
 
 
 def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:

@@ -116,9 +116,8 @@ class Agent:
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0
-        report = restore_all(
-            self.context.hierarchies, left, written=self.writer.log.records, note=self.writer.note_raise
-        )
+        written, note = self.writer.log.records, self.writer.note_raise
+        report = restore_all(self.context.hierarchies, left, written=written, note=note)
         for path in [*report.restored, *report.gone]:
             self.writer.give_back(path, report.settings.get(path))
         failures = [*report.errors, *report.unseen.values()]

@@ -74,10 +74,9 @@ _FULL: Final = 2
 def classify(path: str) -> tuple[Workload, int] | None:
     """Return the workload whose own cgroup is at ``path``, and its rank; None if ``path`` is no workload, even if it is
     inside or above one. For some leaf cgroups the path does not show this; ``pick_workloads`` decides."""
-    above, _, last = path.rpartition("/")
+    *parents, last = path.split("/")
     if not last or _MONITORS.fullmatch(last):
         return None
-    parents = above.split("/") if above else []
     parent = parents[-1] if parents else ""
     for find in (_find_kubernetes, _find_slurm, _find_container):
         found = find(parents, parent, last)

@@ -208,7 +208,8 @@ def restore_all(
 ) -> RestoreReport:
     """Restore every cgroup of ``originals`` that still exists. Errors are collected: the other cgroups are restored.
 
-    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``."""
+    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``; ``report``, if
+    given, gets the results."""
     report, finder, known = report or RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Cgroups at their old place are restored first: finding the renamed ones takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
