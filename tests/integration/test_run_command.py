@@ -199,7 +199,7 @@ def operation(cluster: Cluster) -> str:
 @pytest.fixture
 def names(environment: dict[str, str], cluster: Cluster, operation: str) -> dict[str, str]:
     """Another test kills the scheduler: a job runs again once its node has told of it, another one where it did not."""
-    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
+    [job] = cluster.wait(lambda: [job for job in cluster.jobs(operation, "running") if job["cgroup"]], "it runs")
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     environment["CPUMOND_SOCKET"] = node.control_socket
     # It runs before the agent looks at it for the first time.
