@@ -78,7 +78,7 @@ class AgentProcess:
     def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         # Without `verify=False` each one would read all certificates there are, for 50 ms.
         with httpx2.Client(
-            transport=httpx2.HTTPTransport(uds=str(self.socket_path), verify=False), timeout=60.0
+            transport=httpx2.HTTPTransport(uds=str(self.socket_path), verify=False), timeout=250
         ) as client:
             return client.request(method, f"http://agent{path}", json=body)
 
@@ -96,7 +96,7 @@ class AgentProcess:
         return found
 
     def metrics(self) -> str:
-        return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False, verify=False, timeout=60.0).text
+        return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False, verify=False, timeout=250).text
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
@@ -122,7 +122,7 @@ class AgentProcess:
         if arguments[0] != "agent":
             return run_command(words)
         return subprocess.run(
-            [sys.executable, "-m", "cpumond", *words], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "cpumond", *words], capture_output=True, text=True, timeout=250, check=False
         )
 
     def close(self) -> None:

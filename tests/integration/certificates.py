@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
 
 

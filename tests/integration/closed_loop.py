@@ -130,12 +130,12 @@ class Loop(Cluster):
         """A run of the unmodified client, or of another ``program`` that uses its library."""
         return subprocess.run(
             [str(program), *arguments], env=yt_environment(self.scheduler.listen, self.place), capture_output=True,
-            text=True, timeout=60, check=False,
+            text=True, timeout=250, check=False,
         )  # fmt: skip
 
     def set_tree(self, **values: object) -> None:
         edits = [{"path": [key], "value": value} for key, value in values.items()]
-        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+        with httpx2.Client(trust_env=False, verify=False, timeout=250) as client:
             answer = client.patch(f"{self.url}/api/v1/trees/default", json={"edits": edits})
         assert answer.status_code == 200, answer.text
 

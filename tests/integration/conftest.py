@@ -15,6 +15,7 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     directory = tmp_path_factory.mktemp("priority")
     (directory / "sitecustomize.py").write_text("import os\n\nos.nice = lambda increment: 0\n")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.nice", lambda _: 0)
         patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
         for name in ("CPUMOND_SCHEDULER", "CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
             patch.delenv(name, raising=False)

@@ -233,7 +233,7 @@ class Engine:
             if probe.connect_ex(str(self.socket_path)):  # httpx2 would leave its socket to the garbage collector
                 raise httpx2.ConnectError(f"{self.name} does not listen")
         transport = httpx2.HTTPTransport(uds=str(self.socket_path), verify=False)
-        with httpx2.Client(transport=transport, timeout=60.0) as client:
+        with httpx2.Client(transport=transport, timeout=250) as client:
             return client.get(f"http://engine{path}")
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -255,7 +255,7 @@ class Engine:
             [*self._client(), *arguments],
             input=stdin or b"",
             capture_output=True,
-            timeout=60 * PATIENCE,
+            timeout=250 * PATIENCE,
             env={**os.environ, **self._environment()},
             check=False,
         )
@@ -472,7 +472,7 @@ class SlurmCluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=250 * PATIENCE,
             env={**os.environ, **self.environment},
             cwd="/",
             check=False,

@@ -23,7 +23,7 @@ def read_memory(pid: int) -> int:
 
 
 def main(address: str, pid: int, name: str, pause_s: float) -> None:
-    client = http.client.HTTPConnection(address, timeout=60)
+    client = http.client.HTTPConnection(address, timeout=250)
 
     def post(path: str, body: dict[str, object]) -> tuple[int, str]:
         client.request("POST", path, json.dumps(body))

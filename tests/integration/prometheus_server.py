@@ -41,7 +41,7 @@ class Prometheus:
                 stderr=log,
             )
         self._client = httpx2.Client(
-            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, verify=False, timeout=60.0
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, verify=False, timeout=250
         )
 
     def get(self, path: str, **params: str) -> Any:

@@ -152,7 +152,7 @@ class SchedulerProcess:
 
     def new_client(self) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False, verify=False)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False, verify=False)
 
     def use_token(self, token: str) -> None:
         """Show this token from now on; "" for none."""
@@ -209,7 +209,7 @@ class SchedulerProcess:
     def yt(self, *arguments: str, bindings: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.yt_command(*arguments), env=self.yt_environment(bindings), input=given, capture_output=True,
-            text=True, timeout=60, check=False, encoding="utf-8",
+            text=True, timeout=250, check=False, encoding="utf-8",
         )  # fmt: skip
 
     def yt_all(

@@ -133,7 +133,7 @@ def ask(address: object, *requests: Request, prefix: Sequence[str] = ()) -> list
     """Requests of accounts (uid, method, path, headers, body) at a socket, over a connection each."""
     run = [*prefix, sys.executable, "-I", "-c", ASK]
     given = json.dumps([address, requests])
-    done = subprocess.run(run, input=given, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(run, input=given, capture_output=True, text=True, timeout=250, check=True)
     return [(status, text) for status, text in json.loads(done.stdout)]
 
 

@@ -53,7 +53,7 @@ class Site:
         self.names = (f"new-{number}" for number in itertools.count(1))
         self.clients = {
             role: httpx2.Client(
-                base_url=self.scheduler.url, trust_env=False, timeout=60.0,
+                base_url=self.scheduler.url, trust_env=False, timeout=250,
                 headers={} if role == "anonymous" else {"authorization": f"Bearer {role}-1"},
             )
             for role in TABLE.ROLES

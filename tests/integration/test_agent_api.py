@@ -40,7 +40,7 @@ def running(agent: AgentProcess, host: Host) -> AgentProcess:
 
 
 def get(agent: AgentProcess, path: str) -> httpx2.Response:
-    return httpx2.get(f"http://127.0.0.1:{agent.port}{path}", trust_env=False, verify=False, timeout=60.0)
+    return httpx2.get(f"http://127.0.0.1:{agent.port}{path}", trust_env=False, verify=False, timeout=250)
 
 
 def read_answer(sock: socket.socket) -> bytes:

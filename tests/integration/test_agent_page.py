@@ -22,7 +22,7 @@ def page(port: int) -> str:
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Response:
     return httpx2.request(
-        method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, verify=False, timeout=60.0
+        method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, verify=False, timeout=250
     )
 
 

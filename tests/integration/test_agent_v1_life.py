@@ -197,7 +197,7 @@ def write_public(public: Path, cgroups: CgroupTree, mode: int = 0o644) -> Path:
 def run_as_nobody(command: str, config: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", AS_NOBODY, command, "--config", str(config)],
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=250, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_restore_says_what_it_cannot_see_keeps_it_and_does_it_later(cgroups, age
         script = f'{" ".join(COVERS[case](cgroups))} && exec "$@"'
         program = [sys.executable, "-m", "cpumond", command, "--config", str(agent.config_path)]
         return subprocess.run(
-            [*NAMESPACE, "sh", "-c", script, "sh", *program], capture_output=True, text=True, timeout=60, check=False
+            [*NAMESPACE, "sh", "-c", script, "sh", *program], capture_output=True, text=True, timeout=250, check=False
         )
 
     failed = blind("restore")

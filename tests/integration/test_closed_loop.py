@@ -39,7 +39,7 @@ def loop(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
 
 
 def read_pool_counters(loop: Loop) -> dict[str, float]:
-    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=250) as client:
         text = client.get(f"{loop.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = families["cpumond_pool_cpu_usage_seconds"].samples

@@ -174,7 +174,7 @@ def test_the_command_says_how_and_removes_all_at_ctrl_c(hierarchies: Hierarchies
         words = [line.split() for line in lines]
         assert ["web", "page", f"{url}/#token={token}"] in words
         pages = [line[-1] for line in words if line[:2] == ["page", "of"]]
-        assert [httpx2.get(page, trust_env=False, verify=False, timeout=60.0).status_code for page in pages] == [
+        assert [httpx2.get(page, trust_env=False, verify=False, timeout=250).status_code for page in pages] == [
             200,
             200,
         ]

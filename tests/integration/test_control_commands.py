@@ -206,7 +206,7 @@ def run_as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     command = [*AS_NOBODY, sys.executable, "-m", "cpumond", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_without_the_rights_every_command_is_77(shared):

@@ -186,7 +186,7 @@ def test_every_metric_of_the_rules_is_there(prometheus: Prometheus) -> None:
 
 def test_every_metric_that_documents_name_is_there(cluster: Cluster) -> None:
     """Those that need a budget, a forecast, a held-off node or a refused term are in the text of an exporter."""
-    with httpx2.Client(trust_env=False, timeout=60.0, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+    with httpx2.Client(trust_env=False, timeout=250, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
         texts = [client.get(url).text for url in (cluster.nodes[0].metrics_url, f"{cluster.url}/metrics")]
     known = set(re.findall(r"^# TYPE (\w+)", "\n".join(texts), re.MULTILINE)) | OF_SEVERAL
     package = CONFIG.parent / "cpumond"
@@ -202,10 +202,10 @@ def test_promtool_finds_nothing_to_say(cluster: Cluster, part: str) -> None:
     program = find_program("promtool")
     url = cluster.nodes[0].metrics_url if part == "agent" else f"{cluster.url}/metrics"
     headers = {"Authorization": f"Bearer {TOKEN}"} if part == "scheduler" else {}
-    with httpx2.Client(trust_env=False, verify=False, timeout=60.0, headers=headers) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=250, headers=headers) as client:
         text = client.get(url).raise_for_status().text
     done = subprocess.run(
-        [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+        [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=250, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

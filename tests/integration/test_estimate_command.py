@@ -106,7 +106,7 @@ def test_names_and_sums_are_those_of_the_kernel(host: CgroupTree) -> None:
         rest(host)
         after = read_counters(host)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=250)
     finally:
         process.kill()
         process.wait()

@@ -80,7 +80,7 @@ def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
 
 
 def get_limits(url: str) -> dict[str, Any]:
-    return httpx2.get(f"{url}/v1/limits", trust_env=False, verify=False, timeout=60.0).json()
+    return httpx2.get(f"{url}/v1/limits", trust_env=False, verify=False, timeout=250).json()
 
 
 def has_sent(reporter: Mailbox, count: int) -> None:

@@ -45,7 +45,7 @@ class LiveScheduler:
         self._capture = capture_logs()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False, verify=False)
+        self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False, verify=False)
 
     def __enter__(self) -> LiveScheduler:
         # What it logs is not what the commands under test print.

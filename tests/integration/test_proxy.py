@@ -71,7 +71,7 @@ class Proxy:
             try:
                 wait_until(self._answers, "nginx listens")
                 url = f"https://localhost:{self.port}"
-                with httpx2.Client(base_url=url, verify=context, trust_env=False, timeout=60.0) as client:
+                with httpx2.Client(base_url=url, verify=context, trust_env=False, timeout=250) as client:
                     yield client
             finally:
                 process.terminate()
@@ -92,7 +92,7 @@ def test_passwords(scheduler: SchedulerProcess, tmp_path: Path) -> None:
     token = start(scheduler, text='[groups]\nml = ["dora"]')
     proxy = Proxy(tmp_path / "nginx", RECIPES[0], scheduler, token)
     hashed = subprocess.run(
-        ["openssl", "passwd", "-apr1", "secret"], capture_output=True, text=True, timeout=60, check=True
+        ["openssl", "passwd", "-apr1", "secret"], capture_output=True, text=True, timeout=250, check=True
     ).stdout
     (proxy.folder / "cpumond.htpasswd").write_text(f"dora:{hashed}")
     dora = httpx2.BasicAuth("dora", "secret")
@@ -159,6 +159,6 @@ def test_the_commands_for_an_authority(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
     [commands] = [block for block in text.split("```")[1::2] if block.startswith("\nopenssl")]
-    done = subprocess.run(["sh", "-ec", commands], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-ec", commands], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     openssl("verify", "-CAfile", "ca.pem", "scheduler.crt")

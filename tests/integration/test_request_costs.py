@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 import msgspec
+import pytest
 from scheduler_world import ServedNode, StillClock
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -244,6 +245,7 @@ async def ask_all(
     await cluster.close()
 
 
+@pytest.mark.timeout(1800)
 def test_no_request_holds_the_loop_for_long_and_its_user_pays_for_it(tmp_path: Path) -> None:
     async def measure() -> list[str]:
         return [

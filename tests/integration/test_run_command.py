@@ -130,7 +130,7 @@ def test_a_second_signal_without_a_scheduler_warns_of_the_operation(environment,
         process.send_signal(signal.SIGTERM)
         read_until(process, f"operation {operation} is aborted")
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=250)
     finally:
         cluster.scheduler.resume()
     assert process.returncode == 143

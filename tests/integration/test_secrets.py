@@ -62,7 +62,7 @@ class Site(Cluster):
 
     def client(self) -> httpx2.Client:
         headers = {"authorization": f"Bearer {TOKEN}"}
-        return httpx2.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60.0)
+        return httpx2.Client(base_url=self.url, headers=headers, trust_env=False, timeout=250)
 
     def running(self, operation: str) -> list[dict[str, Any]]:
         jobs = self.get(f"/api/v1/operations/{operation}/jobs")["jobs"]

@@ -39,7 +39,7 @@ def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
     plain = {"bash": ["--noprofile", "--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
     command = [shell, *plain, "-c", ASK[shell].format(words=words, last=len(words.split()) - 1)]
     command += [str(script)] if shell == "fish" else [shell, str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.stderr == ""
     return done.stdout.split()
 

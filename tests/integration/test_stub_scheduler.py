@@ -39,7 +39,7 @@ def running_stub(*options: str, listen: str = "127.0.0.1:0") -> Iterator[Stub]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on http://"), line
-            with httpx2.Client(base_url=line.split()[-1], trust_env=False, verify=False, timeout=60.0) as client:
+            with httpx2.Client(base_url=line.split()[-1], trust_env=False, verify=False, timeout=250) as client:
                 yield Stub(process, client)
         finally:
             if process.poll() is None:

@@ -43,7 +43,7 @@ class TlsScheduler(SchedulerProcess):
 
     def new_client(self) -> httpx2.Client:
         context = ssl.create_default_context(cafile=self.authority.ca_file)
-        return httpx2.Client(base_url=self.url, verify=context, timeout=60.0, trust_env=False)
+        return httpx2.Client(base_url=self.url, verify=context, timeout=250, trust_env=False)
 
     def subject(self) -> str:
         """The name in the certificate that a new connection is shown."""

@@ -17,7 +17,7 @@ PATIENCE = max(SLOWNESS, 3.0)
 """How many times as long things are waited for: this machine may be busy with other work."""
 
 
-def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
+def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 60.0) -> T:
     """The value of ``condition`` once it is true, within ``timeout_s`` times PATIENCE, else AssertionError.
 
     Asked often at first, then every 50 ms: most conditions are requests, which take the processor from what works.

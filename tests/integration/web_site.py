@@ -87,7 +87,7 @@ class Site:
         if self.cluster.token:
             headers["Authorization"] = f"Bearer {self.cluster.token}"
         url = f"{self.cluster.url}{path}"
-        answer = httpx2.request(method, url, json=body, headers=headers, trust_env=False, verify=False, timeout=60.0)
+        answer = httpx2.request(method, url, json=body, headers=headers, trust_env=False, verify=False, timeout=250)
         assert answer.is_success, answer.text
         return answer.json()
 

@@ -18,7 +18,7 @@ def run_part(line: str) -> tuple[int, str]:
     (function,) = re.findall(r"^part\(\) .*?^}$", RUN, re.MULTILINE | re.DOTALL)
     script = f"set -euo pipefail\n{function}\n{line}\necho next"
     done = subprocess.run(
-        ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+        ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=250, check=False
     )
     return done.returncode, done.stdout
 

@@ -44,7 +44,7 @@ def need(tool: str) -> str:
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     """The command with its output as text, in the language of the messages below."""
     env = {**os.environ, "LC_ALL": "C.UTF-8", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=env, check=False)
 
 
 def read_unit(path: Path) -> Settings:

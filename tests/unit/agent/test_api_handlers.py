@@ -278,7 +278,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def read_status(address: tuple[str, int], path: str = "/healthz") -> int:
-    connection = http.client.HTTPConnection(*address, timeout=60.0)
+    connection = http.client.HTTPConnection(*address, timeout=250)
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().status
@@ -346,7 +346,7 @@ def test_silent_connections_end(sent: bytes, node: FakeNode, listener: socket.so
     monkeypatch.setattr(api, "EXCHANGE_S", 0.2)
     server = serve(node.agent, [listener])
     try:
-        with socket.create_connection(listener.getsockname(), timeout=60.0) as client:
+        with socket.create_connection(listener.getsockname(), timeout=250) as client:
             client.sendall(sent)
             received = b""
             with contextlib.suppress(ConnectionResetError):

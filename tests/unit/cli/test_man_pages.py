@@ -17,7 +17,7 @@ PAGES = sorted((PACKAGING / "man").iterdir())
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -502,7 +502,7 @@ def test_a_full_disk_is_said_once_and_the_history_goes_on(path):
     )
     where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
     command = [sys.executable, "-W", "error", "-c", program, str(path), *where]
-    ended = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    ended = subprocess.run(command, check=False, timeout=250, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout.split()[-1]) > MEMORY_TICKS + 25
 
