@@ -103,7 +103,8 @@ class OperationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[writes]``: what the agent does if another program or an operator changes a limit that the agent moved.
 
-    The new limit becomes the original, and does not move for ``override_ttl``. ``drift_...`` apply to units only."""
+    The new limit becomes the original, and the agent does not move it for ``override_ttl``. ``drift_...`` only apply to
+    the limit files of units."""
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
     drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
@@ -229,7 +230,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The whole configuration of the agent. ``path`` is the file it was read from ("" for built-in defaults).
 
     ``control_group_ratio``: the fraction of the jobs (with "host": of all hosts with this setting) that is left in
-    shadow. ``ceiling``, no key of a file: the highest level that the scheduler allows, None if it may not set one."""
+    shadow. ``ceiling``: the highest level that the scheduler allows, None if the scheduler may not set one; this is no
+    key of a file."""
 
     node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
@@ -290,7 +292,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.convert(merge_layers([*layers, held]), MonitorSettings) if held else settings
 
     def find_highest_level(self) -> Level:
-        """Return the highest level of a job, over all sources and operations; on a control group's host, shadow."""
+        """Return the highest level that a job can have, over the node's settings, each source and each operation;
+        on a host of the control group, no level above shadow."""
         names = ["", *self.operation]
         found = [self.resolve_settings(source, name, {}) for source in (None, *self.source) for name in names]
         highest = max(map(find_level, found), key=LEVELS.index)
@@ -390,7 +393,8 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 
 def find_idle_options(config: AgentConfig) -> list[str]:
-    """Describe options of ``job-cpu-monitor`` that affect none of the jobs to which they apply (semantics.md 1.1)."""
+    """Describe options of ``job-cpu-monitor`` that affect none of the jobs to which they apply, because of the jobs'
+    resulting rules and actuators (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:

@@ -199,7 +199,8 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
 
 
 def view_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
-    """Return the points of a job's graphs, the oldest first: one list in cores for each line of a graph.
+    """Return the points of a job's graphs, the oldest first: one list for each line of a graph, in cores. ``at`` is in
+    seconds since 1970.
 
     ``limit`` is the monitor's limit, which is in force if it is written. The bounds of the votes follow from ``limit``
     and the present settings. ``peak`` is None under a rule without a peak. Without samples, all lists are empty."""

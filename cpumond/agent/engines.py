@@ -85,7 +85,8 @@ class Engines:
     def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
         """Query again the engines of ``jobs`` that report requests, and wait for the answers of those that are up.
 
-        An engine may have changed a request since the last query. Return True if the views must be read again."""
+        An engine may have changed a request since the last query. Return whether any engine was queried; if so, the
+        caller must read the views again."""
         since_s = time.monotonic()
         telling = (found for found in jobs if found.engine is not None and found.engine.reports_request)
         keys = {key for found in telling for key in self._find_views(found)}

@@ -25,7 +25,10 @@ KIND_REASONS: Final = {
 
 
 def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAnswer:
-    """Add all sentences. ``unpin`` is a command that, followed by the job's name, lets the monitor decide again."""
+    """Add all sentences to an explanation.
+
+    ``s`` are the job's options. ``unpin`` is a command: followed by the job's name, it lets the monitor decide again.
+    """
     return msgspec.structs.replace(
         e,
         why=_describe_why(e, s, unpin),

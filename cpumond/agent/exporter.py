@@ -165,13 +165,15 @@ def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
 
 
 def sum_unused(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
-    """Return the node's capacity less the last usage of its jobs, except those on reclaimed CPU, in cores, >= 0."""
+    """Return the node's capacity less the usage of its jobs in their last checks, in cores, >= 0. Jobs on reclaimed CPU
+    and jobs without a measurement do not count."""
     used = (job.decision and job.decision.usage_cores for job in jobs if RECLAIMED_LABEL not in job.labels)
     return max(capacity_cores - sum(cores or 0.0 for cores in used), 0.0)
 
 
 def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedView]:
-    """Return the jobs that get their own series, by ``job_series``: none, the first or the most reclaimed."""
+    """Return the jobs that get their own series, by ``job_series``: none, or at most ``max_jobs``, either the first
+    ones or those with the most CPU reclaimed."""
     if settings.job_series == "off":
         return []
     if settings.job_series == "top":

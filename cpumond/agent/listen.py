@@ -17,7 +17,9 @@ BACKLOG = 64
 
 
 def open_metrics_sockets(listen: str) -> list[socket.socket]:
-    """Open the TCP sockets of ``[metrics] listen`` for all of its addresses. Raises CreateError or AccessError."""
+    """Open the TCP sockets of ``[metrics] listen``: one for each address of the host named there; none for "".
+
+    Raises CreateError or AccessError."""
     return open_tcp_sockets(listen, "metrics.listen", BACKLOG) if listen else []
 
 

@@ -86,7 +86,9 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
-    """Fill in the host's resources where none are configured; no slots without an executor. Raises CgroupReadError."""
+    """Fill in from the host the resources that the configuration does not set. Without an executor, there are no slots.
+
+    Raises CgroupReadError."""
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(

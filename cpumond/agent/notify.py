@@ -44,7 +44,8 @@ class Notifier:
         self._refused = ""
 
     def busy(self) -> None:
-        """Notify systemd that a start or stop, which may take long, continues. To be called after each part of it."""
+        """Notify systemd that a start or stop continues, which takes long with many jobs. To be called after each part
+        of it, even a short one."""
         self._manager.extend()
 
     def ready(self, agent: Described) -> None:

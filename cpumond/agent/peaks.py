@@ -91,7 +91,8 @@ def learn(inode: int, state: JobState, now_s: float) -> Learned:
 
 
 def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) -> JobState:
-    """Return a job's ``state`` with the stored memory: the peak has faded until ``now_s``. Limit and baseline stay."""
+    """Return a job's ``state`` with the stored memory: the peak has faded until ``now_s``, and does not exceed the CPU
+    that the job can have. Limit and baseline stay the same."""
     state = msgspec.structs.replace(
         state,
         peak_at_s=-math.inf if learned.peak_at_s is None else min(learned.peak_at_s, now_s),
@@ -114,7 +115,8 @@ def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) 
 class PeakFile:
     """The file, and that part of its content that no job has claimed yet.
 
-    ``problem`` says why the file cannot be written, "" if it can. Only the writing is done by a separate thread."""
+    ``problem`` says why the file cannot be written, "" if it can. All methods are for the tick's thread; only the
+    writing is done by a separate thread."""
 
     def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[HostClock] = HostClock) -> None:
         self.path = os.path.join(state_dir, PEAKS_FILE)

@@ -169,7 +169,8 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
 
 
 def cut_problems(problems: list[str]) -> list[str]:
-    """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM, and escape bytes that are no text and cannot be sent."""
+    """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM. Bytes in a path that are no text are escaped, because with
+    them the heartbeat could not be sent."""
     return [escape(text)[:MAX_PROBLEM] for text in problems[:MAX_PROBLEMS]]
 
 

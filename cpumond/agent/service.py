@@ -192,7 +192,8 @@ class Agent:
             self.context.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
-        """Let the executor's events end the wait, except those of a broken executor, which may come all the time."""
+        """While the executor works, let its events end the wait. The descriptor of a broken executor is not used: it
+        may be readable all the time."""
         if assigned.is_ready != self._waits_for_executor:
             self._waits_for_executor = assigned.is_ready
             if assigned.is_ready:

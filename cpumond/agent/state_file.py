@@ -28,7 +28,8 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """The settings of a cgroup before the agent's first change. A later cgroup at its path has another ``inode``.
+    """The settings of a cgroup before the agent's first change. ``inode`` distinguishes the cgroup from a later one at
+    the same path.
 
     ``actuators`` names the settings that the agent moved; only these are restored. ``unit``: the systemd unit of the
     cgroup, "" without one. A unit's limits were also sent to systemd, which keeps them after the cgroup's end."""
@@ -252,7 +253,8 @@ def count_service_end(state_dir: str, result: str) -> None:
 def read_node_key(state_dir: str) -> str:
     """Return the key of this host as a node. If it is missing or damaged, create a new one.
 
-    If it cannot be stored, it is valid only for this run; the next one may have to wait until the node is lost."""
+    If the new key cannot be stored, it is valid only for this run. Then the next run may have to wait until the
+    scheduler declares the node of this run lost."""
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):
         found = load(path, NodeKey)

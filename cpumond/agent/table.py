@@ -248,9 +248,12 @@ class JobTable:
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
         """Return whether, at the first look, the new cgroup of a lowered unit has a limit different from the agent's.
 
-        A new cgroup has the kernel's default until systemd writes its limits, a moment later. The next look decides."""
-        is_expected = self.writer.is_expected_after_restart(cgroup.path, unit, in_force, assume_own=not self._looked)
-        return self._doubted.get(cgroup.path) != cgroup.inode and not is_expected
+        systemd creates a cgroup and writes its limits a moment later, so it may still have the kernel's default. The
+        next look decides."""
+        is_first_look = self._doubted.get(cgroup.path) != cgroup.inode
+        return is_first_look and not self.writer.is_expected_after_restart(
+            cgroup.path, unit, in_force, assume_own=not self._looked
+        )
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
         """Return the original settings of a cgroup, which are those found. Only if the state file is damaged, a limit

@@ -236,7 +236,8 @@ class TickLoop:
         return self.context.read_usage(), math.fsum(others)
 
     def _notice_lost_time(self, late_s: float) -> bool:
-        """Return whether the last interval cannot be measured: the tick is far too late, or the host was suspended."""
+        """Return whether measurements over the last interval are unreliable: the tick is far too late, or the host was
+        suspended since the last call."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         suspended_s, self._boot_offset_s = offset_s - self._boot_offset_s, offset_s
         return late_s > LATE_PERIODS * self.context.period_s or suspended_s > self.context.period_s

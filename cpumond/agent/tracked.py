@@ -41,7 +41,9 @@ NO_ORDER = "no limit ordered"
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One job that the agent follows, for the tick's thread. Times ``..._s`` are monotonic, limits are in cores."""
+    """One job that the agent follows. Only the tick's thread writes to this record.
+
+    Times ``..._s`` are monotonic. Limits are in cores."""
 
     found: FoundJob
     cgroup: Cgroup
@@ -140,7 +142,7 @@ class Tracked:
     def usage(self) -> Usage:
         state, decision = self.state, self.decision
         checked = decision is not None and decision.usage_cores is not None
-        mode: str = "control" if self.is_control else self.mode
+        mode = self.shown_mode
         if self.hold.decider is not FREE and self.hold.is_foreign:
             mode = "contested" if self.hold.is_contested else "overridden"
         return Usage(
@@ -157,6 +159,11 @@ class Tracked:
             votes_sum=decision.votes_sum if decision is not None else None,
             throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
+
+    @property
+    def shown_mode(self) -> str:
+        """The mode, but "control" if the job is in shadow because it belongs to the control group."""
+        return "control" if self.is_control else self.mode
 
     @property
     def counted_cores(self) -> float:

@@ -47,7 +47,8 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 class CpumondError(Exception):
     """Base of all errors that are shown as one sentence. ``exit_code`` is the exit code of the command line.
 
-    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path of the open file."""
+    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path of the file that is open there.
+    """
 
     exit_code = EXIT_UNAVAILABLE
     is_recorded = False
@@ -80,7 +81,8 @@ class NotYetError(CpumondError):
 
 
 class ConfigError(CpumondError):
-    """A configuration or input file is wrong; the message names file, key and range. ``others``: further mistakes."""
+    """A configuration or input file is wrong; the message names file, key and allowed range. ``others``: sentences
+    about further mistakes that are independent of this one."""
 
     exit_code = EXIT_CONFIG
     others: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ Level = Literal["off", "shadow", "up-only", "guarantee", "weight", "quota"]
 """The last three mean mode reclaim with the actuator of that name; the first three are modes."""
 
 Actuator = Literal["guarantee", "weight", "quota"]
-"""The setting of a foreign container that follows its guarantee, from the least active: none, its weight, its quota."""
+"""The setting of a foreign container that follows the container's guarantee: none, its weight, or its quota. Ordered
+from the least to the most active."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 """All levels, ordered from the least to the most active."""

@@ -128,7 +128,8 @@ class Route:
         return self._move(now_s)
 
     def standby(self, leader: str | None, period_s: float, began_at_s: float, now_s: float) -> float:
-        """Record a standby's answer, which names ``leader``. After ``period_s`` the standby is asked again."""
+        """Record a standby's answer. ``leader``: the address that the standby names. ``period_s``: the period after
+        which the standby is asked again."""
         state = self._states[self.current]
         state.failures = 0
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)

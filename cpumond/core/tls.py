@@ -26,7 +26,9 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
 
 
 def describe_tls_error(error: BaseException, advice: str) -> str:
-    """Explain why TLS failed, with ``advice`` for an unknown authority; "" if the error has nothing to do with TLS."""
+    """Explain why a TLS connection failed; "" if the error has nothing to do with TLS.
+
+    ``advice`` is the remedy for an unknown authority."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):

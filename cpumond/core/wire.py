@@ -7,9 +7,11 @@ complete state of the node, so lost heartbeats lose no information. ``incarnatio
 last one (same incarnation, sequence not larger) or whose incarnation is not the one that registered last.
 
 The answer is level-triggered, too. It repeats jobs to start (as many as fit) and jobs to stop until a heartbeat shows
-that the node has acted. A node ignores orders to start a job that it has or had, or to stop one that it does not have.
+that the node has acted. A node ignores the order to start a job that it has or had, and the order to stop a job that it
+does not have.
 
-CPU is in cores (1.0 = one CPU all the time), memory in bytes. ``cpumond schema NAME`` prints the JSON Schema."""
+CPU values are cores (1.0 = one CPU all the time), memory is in bytes. ``cpumond schema NAME`` prints the JSON Schema.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ HIGH_FROM_S: Final = 86_400.0
 """Minimum seconds for high confidence: after less than a day, usage in some hours of the day is unknown."""
 FINE_S: Final = 2.0
 COARSE_S: Final = 30.0
-"""Seconds between samples: up to FINE_S they show as much as checks every second, above COARSE_S few bursts."""
+"""Seconds between samples. Samples up to FINE_S apart show as much as checks every second. If they are more than
+COARSE_S apart, they show few bursts."""
 MAX_MISSING: Final = 0.1
 """Maximum fraction of the time that may be missing; if more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
@@ -79,7 +80,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Sums of all workloads in at most ``count`` bins of time: core-seconds of usage, requests, each rule's limits."""
+    """Sums over all workloads in at most ``count`` bins of time: core-seconds of usage, of requests, and of the limits
+    of each rule."""
 
     def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
         self.begin_s = begin_s
@@ -246,7 +248,8 @@ class UseWatch:
                 follower.state = policy.move_hard(follower.state, hard_cores)
 
     def glance(self, reading: CpuReading) -> None:
-        """Process a reading between two checks: it shows whether a limit would have held the workload back."""
+        """Process a reading between two checks. No rule decides at this time, but the usage shows whether a limit would
+        have held the workload back."""
         before = self._glanced
         if before is not None and reading.at_s > before.at_s:
             self._parts += (reading.at_s - before.at_s, max(reading.total_cpu_s - before.total_cpu_s, 0.0))

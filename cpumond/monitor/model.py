@@ -262,7 +262,8 @@ class HeldBack(msgspec.Struct, frozen=True, gc=False):
     """How often a lowered limit held a job back since rule ``peak`` began to follow it (limit_rules.md 3).
 
     ``count``: number of times. ``held_s``: seconds of throttled periods, summed over all times. Of the last time:
-    ``at_s`` is the monotonic time, ``from_cores`` the limit in force, ``after_s`` the seconds until the restore."""
+    ``at_s`` is the monotonic time, ``from_cores`` the limit that held the job back, ``after_s`` the seconds until the
+    full request was restored."""
 
     count: int = 0
     held_s: float = 0.0
@@ -355,7 +356,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 def start_state(hard_cores: float, started_at_s: float, limit_cores: float | None = None) -> JobState:
-    """Return the state of a job before its first check (1.2). ``limit_cores`` is the limit of an adopted job.
+    """Return the state of a job before its first check (1.2). The limit is ``hard_cores`` or, for an adopted job,
+    ``limit_cores``.
 
     The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``), so
     that a restart of the agent does not change a suitable limit."""

@@ -1,6 +1,7 @@
 """Rule ``document`` (semantics.md 1.3, 1.4): measure usage, smooth, vote, decide; and the parts that all rules share.
 
-``check`` measures the usage and calls the step of a rule (``rules.py``); ``step`` is that of rule ``document``."""
+``check`` measures the usage and then calls the step function of a rule; ``step`` is that of rule ``document``.
+``rules.py`` lists the rules by name."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def step(
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
-    """Smooth by 1.3 point 5: begin with the CPU that the job can have (or the first usage), then a*u + (1-a)*smoothed.
+    """Smooth by 1.3 point 5: the first value is the CPU that the job can have (or the first usage), then
+    a*u + (1-a)*smoothed.
 
     If the job was adopted with a lower limit, the first value is the highest one that does not vote to grow."""
     if state.smoothed_cores is None:
@@ -188,7 +190,8 @@ def count_ytsaurus_votes(
 
 
 def compute_vote(relative: float, s: MonitorSettings) -> int:
-    """Vote by 1.3 point 6: -1 below ``relative_lower_bound``, +1 above ``relative_upper_bound``, else 0."""
+    """Vote by 1.3 point 6: -1 if strictly below ``relative_lower_bound``, +1 if strictly above
+    ``relative_upper_bound``, else 0."""
     return -1 if relative < s.relative_lower_bound else 1 if relative > s.relative_upper_bound else 0
 
 
@@ -223,7 +226,8 @@ def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettin
 
 
 def reject(state: JobState, decision: Decision) -> JobState:
-    """Return the state after a change of the limit failed (1.3 point 8): the old limit stays, also in the sums."""
+    """Return the state after a change of the limit failed (1.3 point 8): the limit stays at its old value, and
+    ``preemptible_cpu_s`` counts with the old limit."""
     return settle(state, decision, decision.old_cores)
 
 
@@ -264,7 +268,8 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
     """Restart the window at a given limit, which another program, a new mode or a different rule has set.
 
-    The sums continue, as do caution and ``held`` of rule ``peak``. Throttling under the old limit does not count."""
+    The sums continue, and so do caution and ``held`` of rule ``peak``. Throttling so far is not counted, because it
+    happened under the previous limit."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

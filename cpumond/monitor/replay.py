@@ -174,7 +174,8 @@ def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: Moni
 
     The job starts with the first row. Rows before the end of ``start_delay`` are not sampled (1.3 point 1), and the
     first row after that is the baseline; these rows give no result. Each later row is a check, without looks in
-    between. ``check_period``, ``mode`` and ``enable_cpu_reclaim`` have no effect: the limit moves in every mode (1.5).
+    between. ``check_period``, ``mode`` and ``enable_cpu_reclaim`` have no effect: the monitor's own limit moves in
+    every mode (1.5).
 
     The number of throttled periods is that in the trace. If the trace has only ``throttled_ratio``, it is this fraction
     of all periods since the previous row, but at least one if the ratio is above 0."""

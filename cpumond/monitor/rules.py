@@ -27,5 +27,6 @@ def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorS
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """Look at a job between two checks by its rule, if ``s.poll_s`` is > 0; return None if the state stays."""
+    """Look at a job between two checks by the rule in its settings; return None if the state does not change. To be
+    called only if ``s.poll_s`` is > 0."""
     return RULES[s.limit_rule].look(state, reading, s)

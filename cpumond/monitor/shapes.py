@@ -84,7 +84,8 @@ def _cron(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _web(rng: Random, order: float, _: float) -> Iterator[float]:
-    """A request takes one core, a 64th of a large job, or all of a small job. The job's mean usage is a fifth."""
+    """Each request of a client takes one core, which may be a 64th of a large job or all of a small job. The mean usage
+    is a fifth of the job's cores."""
     one = min(max(1.0, order / 64.0), order)
     median_s, spread = 0.08, 1.4
     a_second = 0.2 * order / (one * median_s * math.exp(spread**2 / 2.0))

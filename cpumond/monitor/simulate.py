@@ -59,7 +59,8 @@ class Period(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a job did in one period. ``held_back``: whether it would have got more under its request."""
+    """What a job did in one period: the core-seconds used, whether the quota ran out, and whether the job would have
+    got more under its request."""
 
     used_cpu_s: float
     throttled: bool
@@ -102,7 +103,8 @@ class Program:
     """A program, which begins an item of work only after the previous item is done, so a low limit delays it.
 
     Each item of ``work_cpu_s`` takes one period with enough CPU, and longer with less. In an item of 0 the program
-    sleeps until the end of the period. A period allows at most ``order_cpu_s``. Parameters are as in ``Arrivals``."""
+    sleeps until the end of the period. Each period allows at most ``order_cpu_s``. Parameters are as in ``Arrivals``.
+    """
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
         self.work_cpu_s, self.order_cpu_s = work_cpu_s, order_cpu_s

@@ -1,6 +1,7 @@
 """Find the steady state of a limit: run a rule over the same usage again and again until the limit settles. Pure.
 
-This is an estimate: the bursts between two checks are unknown, and so is the effect of a lowered limit on the job."""
+This is an estimate: only the mean usage between two checks is known, not the bursts, and the effect of a lowered limit
+on the job itself is unknown."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
 def describe_limit(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str] = ()) -> str:
     """Explain where a job's limit comes from and why it is not lower. The text begins with a figure or a small letter.
 
-    ``now_s`` is monotonic, ``held_at`` the time of ``state.held`` as a text. ``notes`` explain the last write."""
+    ``now_s`` is a monotonic time. ``held_at`` is the time of ``state.held`` as a text. ``notes`` explain why the last
+    write set a limit different from the decision."""
     if state.peak_cores is None or state.base is None:
         return "its usage has not been measured yet, so the limit is as it was found."
     return f"{_describe_position(state, s, now_s, held_at, notes)} {_describe_half_life(state, s, held_at)}"

@@ -59,7 +59,8 @@ SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
     "static": list_static,
     "glob": list_glob,
 }
-"""``kind`` -> function of a root and a pattern that returns cgroups and directories to watch, relative and sorted."""
+"""``kind`` of a source -> function that takes the root of the hierarchy and a pattern, and returns the paths of cgroups
+and the directories to watch, both relative and sorted."""
 
 
 def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:

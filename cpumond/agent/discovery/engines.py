@@ -1,6 +1,7 @@
 """Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: jobs of engines, with the names that the engines give.
 
-A job runs if it has a cgroup. A separate thread asks the engines (``host/engine``); its last answers are ``views``."""
+A job runs if it has a cgroup. A separate thread asks the engines for names and requests (``host/engine``); the
+functions here get the last answers as ``views``."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[Engi
 
 
 def list_places(root: str, kind: str) -> list[str]:
-    """Return the relative paths of cgroups that may be jobs of this kind of engine, or the children that crun made."""
+    """Return the relative paths of cgroups that may be jobs of an engine of this kind. If crun created a child in such
+    a cgroup, return the child instead."""
     found = [path for place in PLACES[kind] for path in list_glob(root, place)[0]]
     return [find_own(root, path) for path in found]
 

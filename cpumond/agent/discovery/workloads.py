@@ -25,7 +25,8 @@ class Workload(msgspec.Struct, frozen=True):
     """One cgroup that is a workload.
 
     ``path`` is relative to the root of the hierarchy. ``name`` comes from the path: 12 digits of a container's id, the
-    uid of its pod and 12 digits, "job 7", a unit, or the last component. ``detail`` is "uid 1000" or "burstable"."""
+    uid of its pod and 12 digits, "job 7", a unit, or the last component. ``detail`` says more in words ("uid 1000",
+    "burstable")."""
 
     path: str
     kind: Kind
@@ -157,7 +158,8 @@ def pick_workloads(
     """Return the workloads among all cgroups ``paths`` (relative), sorted by path. No workload is inside another one.
 
     Workloads are the outermost containers, Slurm jobs and virtual machines, the outermost units and pods that contain
-    none of these, and leaf cgroups elsewhere that have processes (``is_populated``). ``left_out`` are no workloads."""
+    none of these, and leaf cgroups elsewhere that have processes (``is_populated`` is only called for leaves).
+    ``left_out`` are never workloads."""
     every = sorted(set(paths) - {""})
     inner = {above for path in every for above in list_above(path)}
     chosen: dict[str, Workload] = {}

@@ -238,7 +238,8 @@ class AssignedJobs:
         self._jobs_dir.close()
 
     def apply_answer(self, answer: wire.HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
-        """Process a response to a heartbeat: acknowledged ends, stops and starts. A repeated order changes nothing."""
+        """Process a response to a heartbeat: acknowledged ends, jobs to stop, jobs to start. A repeated order changes
+        nothing."""
         for job_id in answer.acknowledged:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
@@ -287,7 +288,8 @@ class AssignedJobs:
             self._seen.popitem(last=False)
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
-        """Process the executor's events, start jobs that fit, kill those due. Return whether to report a change."""
+        """Process the executor's events, start the jobs that fit, and kill the jobs at their ``kill_at_s``. Return
+        whether a heartbeat should report a change."""
         if not self.is_ready:
             self._try_again(now_s)
             if not self.is_ready:
@@ -422,7 +424,8 @@ class AssignedJobs:
         return find_room(available, owners)
 
     def _hold_memory(self) -> None:
-        """Keep jobs on reclaimed CPU from memory that other jobs have requested but not used, if the kernel can."""
+        """If the kernel supports it, prevent jobs on reclaimed CPU from using memory that the other jobs have requested
+        and do not use yet."""
         ours = [job for job in self.jobs.values() if job.takes_room and job.file.cgroup]
         guests = [job for job in ours if job.order.reclaimed]
         if not guests:

@@ -141,7 +141,8 @@ class JobsDir:
             self.workers.submit(remove_tree, directory)
 
     def drop_logs(self, oldest: float, most: int) -> list[str]:
-        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; return their ids."""
+        """Remove the logs of jobs that ended before ``oldest``; if more than ``most`` are left, the oldest ones, too.
+        Return the ids of these jobs."""
         gone: list[str] = []
         for job_id, (finish_time, directory) in self.kept.items():
             if finish_time > oldest and len(self.kept) - len(gone) <= most:
@@ -155,7 +156,8 @@ class JobsDir:
     def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
         """Write the sums of all jobs every SUMS_PERIOD_S, because an agent that is killed cannot write them at its end.
 
-        All sums are in one file, as there may be a thousand jobs. A thread writes it, as the disk may be busy."""
+        All sums are in one file, because there may be a thousand jobs. A separate thread writes this file, because the
+        jobs may keep the disk busy."""
         if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
             return
         self._sums_at_s = now_s + SUMS_PERIOD_S

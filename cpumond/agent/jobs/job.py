@@ -212,7 +212,8 @@ class AssignedJob:
 
 
 def find_signal(order: wire.JobOrder) -> int:
-    """Return the signal that interrupts a job; SIGTERM if the order names none that this host knows."""
+    """Return the signal that interrupts a job; SIGTERM if the order names none, or one that this host does not know (a
+    scheduler of a different version may name such a signal)."""
     return signal.Signals.__members__.get(order.interruption_signal, signal.SIGTERM)
 
 

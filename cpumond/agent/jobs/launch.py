@@ -75,7 +75,8 @@ def _own_account() -> pwd.struct_passwd:
 def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: str = "") -> dict[str, str]:
     """Return the environment of a job: the variables of a login, then those of its task, then facts about the job.
 
-    A later value overrides an earlier one, so no task can replace YT_JOB_ID. ``checkpoint`` is its checkpoint file."""
+    A later value overrides an earlier one, so the task's variables cannot replace YT_JOB_ID. ``checkpoint`` is the file
+    for reporting checkpoints, if the job's task does that."""
     return {
         "PATH": SAFE_PATH,
         "HOME": account.pw_dir,

@@ -9,7 +9,8 @@ import msgspec
 TOLERANCE = 1e-6
 """A sum that exceeds the capacity by at most this fraction of the capacity counts as equal to the capacity."""
 LEAST_BYTES, LEAST_RATIO = 64 * 2**20, 0.02
-"""Host memory to keep available while jobs use more than they reserve: the larger of these bytes and this fraction."""
+"""Host memory that must stay available while jobs use more than they reserve: this many bytes, or this fraction of the
+node's memory if that is more."""
 
 
 class Share(msgspec.Struct, frozen=True):

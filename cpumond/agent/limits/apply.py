@@ -216,7 +216,8 @@ class Applier:
     def look(self, now_s: float, stride: int = 1) -> None:
         """If a look between two ticks is due, raise the limits of jobs that are throttled or will be soon.
 
-        An error of a single job or file is recorded, not raised. For most jobs, a look costs one pread."""
+        An error of a single job or file is recorded, not raised. For a job that was not throttled and did not exceed
+        its limit, a look costs one pread."""
         if now_s < self.looks.next_s:
             return
         if self._looks_closed != self.table.closed_total:

@@ -102,7 +102,8 @@ class ExternalWrites:
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
-        """Return whether the job's engine, which reports no requests, requested the limit by writing it again."""
+        """Return whether the job's engine, which does not report its requests, has requested the limit in force by
+        writing this limit again."""
         engine = job.found.engine
         if engine is None or engine.reports_request or job.unit or not job.touched or job.hold.is_contested:
             return False
@@ -115,7 +116,8 @@ class ExternalWrites:
         return _classify(job, found) != "same" and not is_ours
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Adopt a limit of the agent that systemd has written meanwhile, or a burst, which no event reports."""
+        """Adopt a limit ``found`` that is not foreign: a limit of the agent that systemd has written since the last
+        look, or a changed burst, which no event reports."""
         if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
         elif found.burst_us != job.in_force.burst_us:
@@ -140,7 +142,8 @@ class ExternalWrites:
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
-        """Save new originals first. Until that has succeeded, the limits of their jobs are not lowered."""
+        """Save new originals before anything else. A failure is retried; until the originals are saved, the limits of
+        their jobs are not lowered."""
         if self.writer.unsaved:
             self.writer.store()
 
@@ -255,7 +258,8 @@ class ExternalWrites:
     def _note(self, job: Tracked, write: Write, now_s: float) -> float:
         """Count, log and record that a limit of another program is in force; return that limit in cores.
 
-        A limit that is only in a unit's file is lost at the next reload: the original stays unless it is lower."""
+        A limit that was written only to a unit's file is lost at the next reload. Therefore the previous original is
+        restored in the end, unless the limit found is higher."""
         found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
         kind, event = f"foreign-{write.change}", "foreign_write"
         facts: dict[str, str] = {"kind": write.change}

@@ -25,7 +25,8 @@ Pair = tuple[int, int]
 
 
 def raise_quotas(environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo") -> int:
-    """If systemd reports that the agent has died, raise the quotas that it lowered, and return how many."""
+    """If systemd reports that the agent has died, and where its state is, raise the quotas that the agent lowered.
+    Return the number of raised quotas."""
     if "SERVICE_RESULT" not in environment:
         return 0
     newest, cgroups = -1, []

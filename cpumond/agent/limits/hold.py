@@ -36,7 +36,8 @@ class Respected:
 
 @dataclass(frozen=True, slots=True)
 class Contested:
-    """Another program changed the limit back too often, and decides until ``release``. ``pin``: as in ``Respected``."""
+    """Another program changed the limit back too often: that program decides until ``release``. ``pin``: cores of the
+    pin that its limit overrides, None if there is none."""
 
     pin: float | None = None
 
@@ -58,7 +59,8 @@ class Hold:
 
     ``asking``: if set, the limit is not lowered until systemd has answered. ``write_at_s``: time to write the limit
     again, because a different one may be in force. ``write_after_s``: the limit is not lowered before this time,
-    because a write failed. ``losses``: times in a row that a foreign limit was in force, last at ``lost_at_s``."""
+    because a write failed. ``losses``: how many times in a row another program's limit was found in force, the last
+    time at ``lost_at_s``."""
 
     decider: Free | Pinned | Respected | Contested = FREE
     asking: AskingSystemd | None = None
@@ -108,7 +110,8 @@ class Hold:
         return replace(self, decider=FREE, losses=0, write_at_s=now_s if self.is_contested else None)
 
     def respect(self, now_s: float, ttl_s: float, by: str = "") -> Hold:
-        """Respect another program's limit for ``ttl_s`` > 0, except in a contest, which only an operator ends."""
+        """Respect another program's limit for ``ttl_s``; if that is 0, the decider stays the same. A contest
+        continues: only an operator ends it."""
         is_for_a_time = ttl_s > 0 and not self.is_contested
         decider = Respected(now_s + ttl_s, by, self.pinned_cores) if is_for_a_time else self.decider
         return replace(self, decider=decider, write_at_s=None)

@@ -174,7 +174,8 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
 
 class RestoreReport(msgspec.Struct):
     """Result of ``restore_all``: restored paths, paths that are gone, errors in sentences. By path: ``settings`` now in
-    force, properties to send to systemd for ``units``, new paths if ``renamed``, reasons why cgroups are ``unseen``."""
+    force, properties to send to systemd for ``units``, new paths of ``renamed`` cgroups, reasons why the ``unseen``
+    cgroups cannot be seen."""
 
     restored: list[str] = []
     gone: list[str] = []

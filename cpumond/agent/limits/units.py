@@ -125,7 +125,8 @@ class UnitLimits:
             bus.set(unit, properties, urgent, tuple(values))
 
     def hold_back(self, unit: str) -> None:
-        """Do not send a unit's first value if that still waits: another program may have set the present value."""
+        """Do not send a unit's first value if that still waits: the bus would not compare it with the present value,
+        which another program may have set."""
         record = self._targets.get(unit)
         if record is not None and not record.acknowledged and self._bus is not None:
             self._bus.drop(unit)

@@ -1,6 +1,7 @@
 """Write limits of the running agent: set limits, restore originals, and record the originals on disk.
 
-The original settings of a cgroup are on disk before its first change (``secure``), so they can always be restored."""
+The original settings of a cgroup are saved to disk before its first change (``secure``). From then on they can always
+be restored, here or by ``cpumond restore``."""
 
 from __future__ import annotations
 
@@ -449,7 +450,8 @@ class LimitWriter:
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
-        """Adopt a burst that another program wrote. It is restored in the end; the next ``flush`` stores it."""
+        """Adopt a burst that another program wrote. It is kept as far as the quota allows, and restored in the end. The
+        next ``flush`` stores it."""
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
         self.keep(job)
@@ -459,7 +461,8 @@ class LimitWriter:
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
-        """Compute the settings to write. Only that of the actuator changes: another program may have set the others."""
+        """Compute the settings to write: the actuator moves one setting. The others stay as they are, since another
+        program may have set them."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)

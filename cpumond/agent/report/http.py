@@ -20,7 +20,8 @@ MAX_ANSWER_BYTES = 65_536
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:
     """Make a reporter that posts the newest heartbeat as JSON to ``report.url`` until the receiver accepts it.
 
-    ``rng`` draws the waits. Raises ConfigError for a bad ``report.url``; the log and ``stats`` show later problems."""
+    ``rng`` draws the waits between attempts. Raises ConfigError if ``report.url`` is invalid. Later problems appear
+    only in the log and in ``stats``."""
     return Mailbox("report", HttpCarrier(report), report.timeout_s, report.retry_max_s, rng)
 
 

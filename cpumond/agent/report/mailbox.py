@@ -34,7 +34,8 @@ class SendFailure(msgspec.Struct, frozen=True):
     """Why an attempt failed, in a ``sentence``; if failures of the same ``kind`` follow, only the first one is logged.
 
     ``retry``: if false, the heartbeat is dropped without a log line, and the next one is sent without a wait.
-    ``elsewhere``: another address may accept the heartbeat. ``pause_s``: seconds to wait, None for the usual wait."""
+    ``elsewhere``: a different address may accept the heartbeat. ``pause_s``: seconds before the next attempt; if None,
+    the number of failures in a row decides."""
 
     kind: str
     sentence: str
@@ -66,7 +67,9 @@ class HttpReply(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """Sends heartbeats to a receiver; the log calls it ``shown_url``. Only the mailbox's thread calls these methods."""
+    """Sends heartbeats to a receiver. Only the mailbox's thread calls these methods.
+
+    ``shown_url``: the receiver's address, for the log."""
 
     shown_url: str
 
@@ -250,7 +253,8 @@ def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFail
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
-    """Yield ``body`` in pieces until ``deadline_s``: the client's own timeout limits only the time for each piece."""
+    """Yield ``body`` in pieces until ``deadline_s``. The client's own timeout is for one piece, so it cannot limit the
+    time for all of them."""
     for start in range(0, len(body), 65_536):
         if time.monotonic() > deadline_s:
             raise TimeoutError
