@@ -101,7 +101,7 @@ def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentCon
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
-    """Make the object for the scheduler's jobs, with its executor; None if none is configured. Raises ConfigError."""
+    """Make the object of the scheduler's jobs and its executor; None if no executor is set. Raises ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None

@@ -74,9 +74,9 @@ class Tracked:
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
-    """The configuration from which ``settings`` and ``mode`` were computed, together with ``asked_mode``: the value of
-    the xattr, and whether root owns the cgroup."""
+    """The configuration from which ``settings`` and ``mode`` were computed. Their other input was ``asked_mode``."""
     asked_mode: tuple[str, bool] | None = None
+    """The value of the xattr, and whether root owns the cgroup."""
     bound: Level | None = None
     """The level that the job would have without the scheduler's bound; None if it has no options of its own."""
     watches: list[object] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Tracked:
     samples: SampleRing | None = None
     """The points of the job's graphs; None if no page can show them."""
     looked_cpu_s: float = -1.0
-    """The CPU time of the job when it last showed that the cgroup has a process (see ``find_process``)."""
+    """The job's CPU time at the last call of ``find_process`` to which its change showed that there is a process."""
     kept_late_s: float = 0.0
     """The value of ``late_cpu_s``, in core-seconds, when the agent last stopped writing the limit."""
 

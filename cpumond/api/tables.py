@@ -1,7 +1,7 @@
 """All pools of a tree as one compact table. Pure.
 
 Amounts are cores, shares are fractions of the tree's dominant resource, volumes are share-seconds. All are rounded to
-six decimals: more than a page shows, but a third of the bytes."""
+six decimals, which are more than a page shows. This saves two thirds of the bytes of the unrounded numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Operations and jobs in the JSON API: values that msgspec writes, made from live elements. Pure.
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a resource that is missing in
-``limits`` has no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. Times
-of starvation follow semantics.md 6.2, places in the queue follow section 3.3."""
+``limits`` has no limit. Shares are fractions of the tree's total. Times are seconds since 1970; names
+that end in ``_s`` are durations in seconds. Times of starvation follow semantics.md 6.2, places in the queue 3.3."""
 
 from __future__ import annotations
 

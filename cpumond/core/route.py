@@ -133,7 +133,7 @@ class Route:
         state = self._states[self.current]
         state.failures = 0
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)
-        # Several standbys are asked in turn: all of them together as often as a single one would be.
+        # Several standbys are asked in turn, so that they get as many requests in total as a single one would.
         standbys = sum(each.failures == 0 and each.asked_at_s > -math.inf for each in self._states.values())
         state.due_s = now_s + standbys * period_s * self._rng.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         named = self._find(leader)

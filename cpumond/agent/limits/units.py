@@ -239,7 +239,7 @@ class UnitLimits:
                 self._denied = False
                 self._clear_problem()
         elif event.kind == "replaced":
-            # All earlier values of the agent were applied before: the other program's value replaced the last of them.
+            # The other program's value replaced the last of the agent's earlier values, so all of these were applied.
             rest = _leave_out(event.values, event.properties)
             if record.target == event.properties:
                 record.target, record.is_settled = rest, bool(rest)

@@ -342,7 +342,7 @@ class SchedulerLink:
         return None
 
     def _obey_demand(self, reply: HttpReply, reason: str) -> SendFailure | Again:
-        """Register again at once, as the scheduler demands; fail if no heartbeat was accepted since its last demand."""
+        """Register again at once as demanded; fail if the scheduler accepted no heartbeat since its previous demand."""
         self._demand = self._sanitize(reason)
         with self._lock:
             self._known = self._registered = None

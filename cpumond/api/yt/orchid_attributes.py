@@ -101,7 +101,7 @@ def _starving_ancestor(*statuses: str) -> Reader:
 
 
 def _rule(name: str) -> Reader:
-    """Return a reader of a rule in force for the element; seconds are shown as milliseconds."""
+    """Return a function that reads the rule that is in force for an element. It returns seconds as milliseconds."""
 
     def read(_: UpdatedTree, element: Element) -> Any:
         value = getattr(_rules(element), name)

@@ -67,7 +67,8 @@ class BusSeen(msgspec.Struct, frozen=True):
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
-    """Find the agent that holds the lock of ``runtime_dir``, but do not take it: a starting agent might fail."""
+    """Find the agent that holds the lock of ``runtime_dir``, without taking the lock: an agent that starts at that
+    moment would find it taken and fail."""
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)

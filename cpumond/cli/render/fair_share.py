@@ -45,7 +45,7 @@ class _Pool:
         self._waiting.append(row)
 
     def thin(self) -> None:
-        """Keep the rows of the bucket in which a line has its minimum or maximum."""
+        """Of the bucket's rows, keep only those in which some line has its minimum or maximum in the bucket."""
         kept = {pick(self._waiting, key=line) for line in LINES.values() for pick in (min, max) if self._waiting}
         self.rows += sorted(kept, key=lambda row: row.time_s)
         self._waiting = []

@@ -190,7 +190,7 @@ class SchedulerClient:
         """Send one request and return its answer, of any status. Raises UnavailableError."""
         import httpx2
 
-        # With several addresses, a host may be dead: the wait for it is shorter than that for an answer.
+        # Of several hosts one may be dead, so the time limit for a connection is shorter than that for an answer.
         connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
         try:
             with self._open(url, connect_s) as client:

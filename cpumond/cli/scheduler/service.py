@@ -23,7 +23,7 @@ from cpumond.scheduler.program.config import DEFAULT_SCHEDULER_CONFIG_PATH, load
 @click.option("--new-store", is_flag=True, help="Set the databases in state_dir aside and begin with empty ones.")
 @click.option("--time-scale", type=click.FloatRange(0.001, 1e6), default=1.0, help="For tests only: time runs faster.")
 def scheduler_command(config_path: str | None, check: bool, new_store: bool, time_scale: float) -> int:
-    """Run the scheduler: pools, fair share, preemption; for agents, `yt`, and `cpumond pool|operation|node|tree`.
+    """Run the scheduler (pools, fair share, preemption) for agents, `yt`, and `cpumond pool|operation|node|tree`.
 
     SIGTERM and SIGINT end it; every acknowledged change is in its database."""
     if not math.isfinite(time_scale):

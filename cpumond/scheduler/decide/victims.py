@@ -44,12 +44,13 @@ def sort_jobs(element: OperationElement) -> None:
     """Sort the active jobs of an operation into the three lists (6.4), if they may have changed (``lists_are_old``).
 
     U of a job is the usage of all jobs sorted before it. Jobs are sorted by start or, with ``preempt_cheapest_first``,
-    by the work that each would have lost at the last update in proportion to its size, largest first.
+    by lost work, the most first: what the job would have lost if stopped at the last update, divided by its size.
     - Non-preemptible: while U is below the fair share times ``aggressive_preemption_satisfaction_threshold`` on every
       non-blocked resource, or below ``non_preemptible_resource_usage_threshold`` on all resources that it names.
     - Then aggressively preemptible: while U is below the fair share times ``preemption_satisfaction_threshold``.
-    - Then preemptible, unless the fair share covers the whole demand. A resource is blocked if the fair share covers
-    the demand for it; if all are blocked, U below the bound on any one resource is enough."""
+    - The rest is preemptible; if the fair share covers the whole demand, it is aggressively preemptible, too.
+    A resource is blocked if the fair share covers the demand for it; if all are blocked, U below the bound on any one
+    resource is enough."""
     if not element.lists_are_old:
         return
     element.lists_are_old = False
@@ -336,11 +337,12 @@ def find_overcommit_victims(
     ``additional_s`` is added if only jobs on reclaimed CPU wait for CPU (1.9 point 2). If the excess is less than
     ``cpu_ratio`` of its CPU, no job ends; otherwise the whole excess is removed.
 
-    The most protected jobs, and of those the first started, stay if they fit one after another. The others are
-    returned, the last started first; with a job of a gang, all of the gang's jobs here. Least protected are jobs beyond
-    the guarantee of their pools. Within both groups jobs on reclaimed CPU are less protected than ordinary ones, and
-    their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected
-    than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first."""
+    Jobs are tried from the most to the least protected, equally protected ones in ``stop_order``. A job stays if it
+    fits into the node's capacity beside foreign jobs and the jobs that already stay. The others are returned, the last
+    started first. If one of them belongs to a gang, all jobs of this gang on the node are returned. Least protected are
+    jobs on reclaimed CPU, whose lists (6.4) do not count. Of both these and the ordinary jobs, those beyond the
+    guarantee of their pools are less protected. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are
+    less protected than others of the two protected lists (1.9 point 3)."""
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s or not is_overcommitted(node, cpu_ratio):
         return []

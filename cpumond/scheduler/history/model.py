@@ -173,9 +173,9 @@ COVERED_KEY: Final = Key(COVERED, "", "")
 
 
 class Amounts(NamedTuple):
-    """Totals of a pool, user, operation or arm. First core-seconds: of CPU_COUNTERS, in that order, of limits, of
-    losses by preemption, and of ``extras`` (used, requested). Then the number of extra jobs that began, known seconds,
-    the number of points, and the highest limit in cores."""
+    """Totals of a pool, user, operation or arm. The first nine are core-seconds: the CPU_COUNTERS in their order, the
+    limits, the losses by preemption, and ``extras`` (used, then requested). They are followed by the number of extra
+    jobs that began, known seconds, the number of points, and the highest limit in cores."""
 
     used: float = 0.0
     reclaimed: float = 0.0

@@ -38,7 +38,8 @@ DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
 """Permission -> permissions whose denial also denies it: users cannot act on an object that they may not see."""
 
 NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
-"""Permissions that missing access lists give to no user: stores without such lists are older than these permissions."""
+"""Permissions that users do not have if there is no access list, while others are then open to them: stores without
+access lists are older than these permissions, so their users never relied on them."""
 
 EVERYONE: Final = "everyone"
 OWNER: Final = "owner"

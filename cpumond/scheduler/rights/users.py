@@ -52,8 +52,8 @@ class User:
     acting: str = ""
     """Administrator who acts in this user's name; "" if there is none."""
     needs_entry: bool = False
-    """Whether a pool without any access list is closed to this user. It is for users who could send no request before
-    access lists existed: missing lists give them no rights."""
+    """Whether a pool without any access list is closed to this user. True for users who could not send requests at all
+    before access lists existed: missing lists give them no rights."""
 
     def may_be(self, node_id: str) -> bool:
         """Return whether a node's token is valid for this node_id."""

@@ -423,7 +423,7 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recu
     except UnicodeEncodeError:
         raise refuse(where, "holds text that is not valid Unicode") from None
     if size > MAX_VALUE_BYTES:
-        raise refuse(where, f"takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are kept")
+        raise refuse(where, f"takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are allowed")
     return result
 
 

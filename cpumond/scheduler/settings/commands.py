@@ -425,7 +425,8 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sign: float, is_end: bool) -> PoolConfig:
-    """Return ``pool`` with ``amounts`` times ``sign`` added. ``is_end``: it is source or destination, not above."""
+    """Return ``pool`` with ``amounts`` times ``sign`` added. ``is_end``: the pool is the source or the destination
+    itself, not a pool above one of them."""
     edits = []
     for path, amount in amounts.items():
         present: Any = pool.attributes

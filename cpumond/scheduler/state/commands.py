@@ -218,8 +218,8 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
 def with_parent(
     record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
 ) -> dict[str, str]:
-    """Return ``parents`` of a record in ``pool`` under ``config``. The pool above may be removed in ``config`` but
-    remain as an ephemeral pool (2.9)."""
+    """Return ``parents`` of a record in ``pool`` under ``config``. They name the parent of an ephemeral ``pool`` if
+    ``config`` does not have this parent any more: it may remain as an ephemeral pool, too (2.9)."""
     parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None

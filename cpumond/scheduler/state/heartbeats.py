@@ -187,7 +187,7 @@ def _find_ended(
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
-            # If an earlier run of the scheduler started the job, the job may have run at that time.
+            # A job that an earlier run of the scheduler started may have run before the present run of the scheduler.
             ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=job.counted == NO_CPU_TIMES))
     # A job that was sent and never reported may still wait on the node: the request to stop must reach it there.
     for job in node.stopping.values():

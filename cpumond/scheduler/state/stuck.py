@@ -38,7 +38,7 @@ def look(state: State, now: float) -> None:
 
 
 def find_unmatched(state: State, now: float) -> Iterator[Operation]:
-    """Return operations that must fail, in each call until their end is applied."""
+    """Return the operations that must fail. Each call returns an operation again until its end has been applied."""
     timeout_s = state.rules.unmatched_scheduling_tag_timeout_s
     for name, since in state.unmatched.items() if timeout_s else ():
         operation = state.operations.get(name)

@@ -296,7 +296,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(connect(new)) as target:
             yield target
         _sync_file(new)
-        # A log left by an earlier database does not belong to the new one. Whoever has it open needs no name.
+        # A log of the earlier database does not belong to the new one. A process that has it open can go on using it.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)

@@ -256,7 +256,7 @@ def test_reserved_names_cannot_be_set_or_removed(name: str) -> None:
         ("\ud800", "x: holds text that is not valid Unicode"),
         ({"\ud800": 1}, "x: holds text that is not valid Unicode"),
         ({1: 1}, "x: the keys of a dictionary must be text, got 1"),
-        ("x" * MAX_VALUE_BYTES, f"x: takes {MAX_VALUE_BYTES + 2} bytes as JSON, at most {MAX_VALUE_BYTES} are kept"),
+        ("x" * MAX_VALUE_BYTES, f"x: takes {MAX_VALUE_BYTES + 2} bytes as JSON, at most {MAX_VALUE_BYTES} are allowed"),
     ],
 )
 def test_what_is_not_kept(value: Any, words: str) -> None:
