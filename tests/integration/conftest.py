@@ -15,8 +15,15 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     directory = tmp_path_factory.mktemp("priority")
     (directory / "sitecustomize.py").write_text("import os\n\nos.nice = lambda increment: 0\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.nice", lambda _: 0)
         patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
         for name in ("CPUMOND_SCHEDULER", "CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
             patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_priority() -> Iterator[None]:
+    """What a test forks from its own process keeps its priority, too. Tests elsewhere may run in it afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.nice", lambda _: 0)
         yield
